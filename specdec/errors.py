@@ -1,0 +1,82 @@
+"""Faults, in one short tree. An expected outcome (no room, a stale round, a lost prefix) is a message, not an error.
+
+    SpecdecError
+    ├── InvalidRequest      the caller's input; names the field and the remedy       INVALID_ARGUMENT
+    ├── Unsupported         a legal field this build does not serve; names it        UNIMPLEMENTED
+    ├── NotFound            a model or request that is not here                      NOT_FOUND
+    ├── AlreadyExists       a live request id used twice                             ALREADY_EXISTS
+    ├── Overloaded          no room now; says when to come back                      RESOURCE_EXHAUSTED
+    ├── Mismatch            servers that cannot work together                        FAILED_PRECONDITION
+    ├── Unavailable         no target; says what was produced                        UNAVAILABLE
+    ├── DeadlineExceeded    time ran out                                             DEADLINE_EXCEEDED
+    └── InternalFault       a defect or a broken model                               INTERNAL
+        ├── NonFinite       a row of logits is not finite: that session fails alone
+        ├── EngineFault     the engine cannot go on
+        └── ProtocolFault   a peer or a state machine broke the rules
+"""
+
+from __future__ import annotations
+
+
+class SpecdecError(Exception):
+    """Root of all faults raised by specdec."""
+
+
+class InvalidRequest(SpecdecError):
+    """`field` as in the proto, e.g. `sampling.top_p`; `remedy` says what would be accepted."""
+
+    def __init__(self, field: str, remedy: str) -> None:
+        super().__init__(f"{field}: {remedy}")
+        self.field, self.remedy = field, remedy
+
+
+class Unsupported(SpecdecError):
+    """`field` is legal in the protocol and not served by this build."""
+
+    def __init__(self, field: str, remedy: str = "not served by this build; leave it unset") -> None:
+        super().__init__(f"{field}: {remedy}")
+        self.field, self.remedy = field, remedy
+
+
+class NotFound(SpecdecError):
+    """What was named does not exist here."""
+
+
+class AlreadyExists(SpecdecError):
+    """A live request already has this id."""
+
+
+class Overloaded(SpecdecError):
+    """No room now; `retry_after_ms` says when to come back."""
+
+    def __init__(self, message: str, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class Mismatch(SpecdecError):
+    """Two servers that cannot work together."""
+
+
+class Unavailable(SpecdecError):
+    """Nobody can serve this now."""
+
+
+class DeadlineExceeded(SpecdecError):
+    """Time ran out."""
+
+
+class InternalFault(SpecdecError):
+    """A defect or a broken model."""
+
+
+class NonFinite(InternalFault):
+    """A row of logits holds NaN or infinity where it must not."""
+
+
+class EngineFault(InternalFault):
+    """The engine cannot go on."""
+
+
+class ProtocolFault(InternalFault):
+    """A peer, or an event fed to a state machine, broke the rules."""
