@@ -64,7 +64,6 @@ def main() -> int:
     key = content_key()
     if is_current(key):
         return 0
-    VENV.mkdir(exist_ok=True)
     with (ROOT / ".setup.lock").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)  # two terminals may run `make` at once
         if not is_current(key):

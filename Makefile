@@ -1,0 +1,56 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup env demo test test-all check format protos lock ci-tools
+
+# The first Python that is new enough; PYTHON=… overrides it.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+SOURCES := specdec draft_service target_service orchestrator tools
+
+# Many small matrices: more threads than one only wait for each other, and the tests run several processes.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: env ## Python environment in .venv, models in models/; costs nothing when both are current
+	@$(BIN)/python tools/prepare_models.py
+
+env:
+	@$(if $(PYTHON),$(PYTHON) tools/setup_env.py,echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python"; exit 1)
+
+demo: setup ## the three services on this machine, with and without speculation
+	@$(BIN)/specdec demo
+
+test: setup ## every test but the long ones, under 15 minutes
+	@$(TEST) -m "not long"
+
+test-all: setup ## every test
+	@$(TEST)
+
+check: env ## all gates: format, lint, types, walls, protos
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports
+	$(BIN)/python tools/walls.py
+	cd proto && ../$(BIN)/buf lint
+	$(BIN)/python tools/protos.py --check
+
+format: env ## rewrites the sources as the gates want them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+protos: env ## generates specdec/v1 from proto/
+	$(BIN)/python tools/protos.py
+
+lock: env ## adds what pyproject.toml asks for to .venv and writes down the result
+	$(BIN)/pip install -e '.[dev]'
+	{ echo "# The exact set that is built and tested; 'make lock' writes it."; \
+	  $(BIN)/pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v '^pip=='; } > requirements.lock
+
+# What the tests need from Debian. The list is empty: every tool comes from the lock.
+DEBIAN_TOOLS :=
+
+ci-tools: ## installs what the tests need from Debian
+	@$(if $(DEBIAN_TOOLS),apt-get update && apt-get install -y --no-install-recommends $(DEBIAN_TOOLS),echo "ci-tools: nothing is needed from Debian")

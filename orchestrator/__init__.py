@@ -1,0 +1,1 @@
+"""The orchestrator: sessions, lookahead, placement and the fronts. No torch in its process."""

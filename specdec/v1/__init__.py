@@ -1,0 +1,1 @@
+"""Generated from proto/specdec/v1 by `make protos`; never edited."""

@@ -1,0 +1,1 @@
+"""The target service: the model whose text is delivered."""
