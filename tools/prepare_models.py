@@ -109,7 +109,7 @@ def check_target(folder: Path) -> None:
     expect((config["eos_token_id"], tokenizer.eos_token_id), (2, 2), "end-of-text id")
     text = "def f(x):\n    return x + 12  # naïve 日本語 🎉\n"
     expect(tokenizer.decode(tokenizer.encode(text)), text, "text after encoding and decoding")
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
+    chat = str(tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True))
     expect(chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"), True, "chat template")
 
 
