@@ -1,0 +1,105 @@
+"""The vocabulary's identity: equal exactly when every id stands for the same bytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from specdec.errors import NotFound
+from specdec.vocabulary import Vocabulary, token_bytes, vocabulary
+
+pytestmark = pytest.mark.unit
+REAL = Path(__file__).parents[2] / "models" / "smollm2-135m"
+
+
+def folder(path: Path, vocab: dict[str, int], decoder: object = None, special: tuple[str, ...] = (), **config: object) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    if decoder is not None:
+        tokenizer.decoder = decoder  # type: ignore[assignment]
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_size_counts_the_tokenizers_ids_not_the_heads(tmp_path: Path) -> None:
+    small = vocabulary(folder(tmp_path / "a", {"a": 0, "b": 1, "c": 5}, vocab_size=128))
+    assert small.size == 6
+    assert token_bytes(Tokenizer.from_file(str(tmp_path / "a" / "tokenizer.json"))) == [b"a", b"b", None, None, None, b"c"]
+
+
+def test_padded_heads_of_one_tokenizer_agree_and_swapped_ids_do_not(tmp_path: Path) -> None:
+    target = vocabulary(folder(tmp_path / "a", {"a": 0, "b": 1, "c": 2}, vocab_size=128))
+    draft = vocabulary(folder(tmp_path / "b", {"a": 0, "b": 1, "c": 2}, vocab_size=120))
+    swapped = vocabulary(folder(tmp_path / "c", {"b": 0, "a": 1, "c": 2}, vocab_size=128))
+    assert target.fingerprint == draft.fingerprint
+    assert target.size == swapped.size and target.fingerprint != swapped.fingerprint
+
+
+def test_special_and_ordinary_ids_of_equal_text_differ(tmp_path: Path) -> None:
+    ordinary = vocabulary(folder(tmp_path / "a", {"a": 0, "<s>": 1}))
+    special = vocabulary(folder(tmp_path / "b", {"a": 0, "<s>": 1}, special=("<s>",)))
+    assert ordinary.fingerprint != special.fingerprint
+
+
+def test_bytes_not_spelling_make_the_fingerprint(tmp_path: Path) -> None:
+    """The same bytes spelled for two decoders; a fingerprint of the spelling would part them."""
+    byte_level = vocabulary(folder(tmp_path / "a", {"Ġa": 0, "Ċ": 1, "ì": 2}, decoders.ByteLevel()))
+    fallback = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    sentence_piece = vocabulary(folder(tmp_path / "b", {"▁a": 0, "<0x0A>": 1, "<0xEC>": 2}, fallback))
+    assert byte_level.fingerprint == sentence_piece.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer_config", "expected"),
+    [
+        ({}, {}, ()),
+        ({"eos_token_id": 1}, {}, (1,)),
+        ({"eos_token_id": [2, 1]}, {}, (1, 2)),
+        ({"eos_token_id": None}, {"eos_token": "c"}, (2,)),
+        ({"eos_token_id": 1}, {"eos_token": {"content": "c"}}, (1, 2)),
+        ({"eos_token_id": 99}, {"eos_token": "unknown"}, ()),
+        ({"text_config": {"eos_token_id": 1, "max_position_embeddings": 7}}, {}, (1,)),
+    ],
+)
+def test_end_ids(tmp_path: Path, config: dict[str, object], tokenizer_config: dict[str, object], expected: tuple[int, ...]) -> None:
+    path = folder(tmp_path, {"a": 0, "b": 1, "c": 2}, **config)
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    assert vocabulary(path).eos_ids == expected
+    assert vocabulary(path).max_model_len == (7 if "text_config" in config else None)
+
+
+def test_generation_config_is_never_read(tmp_path: Path) -> None:
+    """F19."""
+    path = folder(tmp_path, {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}, eos_token_id=2, max_position_embeddings=64)
+    before = vocabulary(path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4], "repetition_penalty": 1.3, "top_k": 5}))
+    assert vocabulary(path) == before == Vocabulary(5, before.fingerprint, (2,), 64)
+
+
+def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="holds no tokenizer.json"):
+        vocabulary(tmp_path)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="models/smollm2-135m is not there")
+@pytest.mark.pair
+def test_the_real_pair_agrees_in_under_a_second() -> None:
+    started = time.perf_counter()
+    target = vocabulary(REAL)
+    assert time.perf_counter() - started < 1.0
+    draft = vocabulary(REAL.parent / "smollm2-draft")
+    assert (target.size, target.eos_ids, target.max_model_len) == (49152, (2,), 8192)
+    assert target.fingerprint == draft.fingerprint
+
+
+def test_no_torch_and_no_transformers_are_imported() -> None:
+    code = "import sys, specdec.vocabulary; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
