@@ -1,0 +1,211 @@
+"""What happens to a generation, and what it wants done about it. Frozen; no behaviour, no I/O.
+
+Events go in through `Generation.handle`, commands come out; only the driver turns commands into messages, timers and results.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from orchestrator.output import GenerationStats
+from specdec.errors import SpecdecError
+from specdec.terms import (
+    Answer,
+    Close,
+    DraftCommand,
+    DraftEvent,
+    DraftMethod,
+    FinishReason,
+    Origin,
+    RejectionMethod,
+    SamplingParams,
+    Step,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that was validated and let in. Everything is complete: nothing is filled in behind this point.
+
+    `tokens` = prompt, then output already delivered elsewhere (a resumed request); `prompt_length` separates the two.
+    `num_speculative_tokens` = block length wanted, 0 = no draft session at all. `window` = longest sequence of the target.
+    """
+
+    session_id: str
+    tokens: tuple[int, ...]
+    prompt_length: int
+    sampling: SamplingParams
+    seed: int
+    window: int
+    num_speculative_tokens: int
+    rejection_method: RejectionMethod = RejectionMethod.COUPLED
+    draft_method: DraftMethod = DraftMethod.GUMBEL
+    traceparent: str = ""
+    priority: int = 0
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlaced:
+    """A target takes the session. Answers PlaceTarget."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLost:
+    """The target that held the session is gone, draining or hung."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The target answered an item."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlaced:
+    """A draft takes the session. Answers PlaceDraft."""
+
+    draft: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLost:
+    """The draft that held the session is gone."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The draft said something about the session."""
+
+    event: DraftEvent
+
+
+class Timer(enum.Enum):
+    GRACE = "grace"  # waiting for a proposal
+    RETRY = "retry"  # the target had no room
+    STEP = "step"  # an answer is overdue
+    PLACEMENT = "placement"  # no target yet
+    DRAFT = "draft"  # ask for a draft again
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client is gone, or has all it wants (a stop string was completed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderBehind:
+    """The client reads slower than the target decides: start no further round."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderCaughtUp:
+    """Go on."""
+
+
+Event = TargetPlaced | TargetLost | Answered | DraftPlaced | DraftLost | Drafted | TimerFired | Cancelled | ReaderBehind | ReaderCaughtUp
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceTarget:
+    """Find a target, other than `avoid` if there is one."""
+
+    avoid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceDraft:
+    """Find a draft, other than `avoid` if there is one."""
+
+    avoid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToTarget:
+    target: str
+    item: Step | Close
+
+
+@dataclass(frozen=True, slots=True)
+class ToDraft:
+    draft: str
+    command: DraftCommand
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimer:
+    """Replaces a running timer of the same name."""
+
+    timer: Timer
+    after_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopTimer:
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Newly decided tokens for the client."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    origins: tuple[Origin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    reason: FinishReason
+    stop_token_id: int | None
+    stats: GenerationStats
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    error: SpecdecError
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """One finished round, for the metrics. `outcome` is one of the words in tally.py."""
+
+    outcome: str
+    num_verified: int
+    num_accepted: int
+    num_decided: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Something an operator wants counted: `what` is one of stale, replaced, draft_lost, resync, grace_expired."""
+
+    what: str
+    amount: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The last command of a generation: drop routes and timers."""
+
+
+Command = PlaceTarget | PlaceDraft | ToTarget | ToDraft | StartTimer | StopTimer | Deliver | Finish | Fail | Observe | Count | Forget

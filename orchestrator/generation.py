@@ -1,0 +1,419 @@
+"""One generation as a state machine: event in, commands out. No await, no clock, no socket, no torch.
+
+Theory. The committed tokens are the only truth, and only a target's result extends them. Everything else may be lost, late,
+repeated or wrong without changing them: a proposal is used where its named prefix fits and nowhere else; an answer counts only for
+the epoch and round that are open; a target that vanishes is replaced under a higher epoch, from the committed tokens and the seed.
+
+States
+    PLACING     no target holds the session; the last PlaceTarget is unanswered
+    CHOOSING    a block was wanted and none fits yet: waiting, at most one grace, for the draft
+    VERIFYING   one Step is outstanding (at most one ever is)
+    BACKING_OFF the target had no room; the same Step goes out again when RETRY fires
+    HELD        the client reads too slowly; the next round starts when it has caught up
+    DONE        Finish, Fail or a cancel was told; every further event is ignored
+
+Rules
+1. A round opens when its Step is built and closes with its result. Repeating a Step (prefix_needed, no_room, expired) keeps the round.
+2. `begin` travels until the epoch's first result: whoever holds a result of this epoch knows the session.
+3. Draft and target are placed independently: losing one never re-opens the other.
+4. The draft hears of every commit, then of the block that follows it, in that order.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from orchestrator import events as ev
+from orchestrator.events import Admitted, Command, Count, StartTimer, StopTimer, Timer, ToDraft, ToTarget
+from orchestrator.lookahead import EMPTY, Block, Lookahead
+from orchestrator.pacing import block_length, grace_ms
+from orchestrator.tally import Tally, origins
+from specdec import terms
+from specdec.errors import DeadlineExceeded, InternalFault, ProtocolFault, SpecdecError, Unavailable, fault
+from specdec.hashing import prefix_hash
+from specdec.terms import FinishReason, RejectionMethod, Result, Step
+
+MAX_RESTARTS = 32  # epochs a generation may burn before it gives up
+MAX_RESYNCS = 32  # times a draft may lose the thread before the session goes on without one
+MAX_EXPIRED = 3  # times one round may expire in the target's queue
+OVERDUE_MARGIN_MS = 500.0  # what an answer may take past the deadline it was given
+
+
+class State(enum.Enum):
+    PLACING = "placing"
+    CHOOSING = "choosing"
+    VERIFYING = "verifying"
+    BACKING_OFF = "backing_off"
+    HELD = "held"
+    DONE = "done"
+
+
+class Generation:
+    def __init__(
+        self, request: Admitted, *, max_grace_ms: float, step_deadline_ms: int = 30_000, placement_wait_ms: float = 30_000.0
+    ) -> None:
+        self.request = request
+        self.state = State.PLACING
+        self.committed = list(request.tokens)
+        self.lookahead = Lookahead(self.committed)
+        self.tally = Tally(request.num_speculative_tokens)
+        self._max_grace_ms, self._step_deadline_ms = max_grace_ms, step_deadline_ms
+        self._placement_wait_ms = placement_wait_ms
+        # at the target
+        self.target, self.epoch, self.round = "", 0, 0
+        self._begun = False  # a result of this epoch has arrived
+        self._kv_length = 0  # leading committed tokens believed to be in its KV
+        self._block, self._outcome = EMPTY, ""  # of the open round
+        self._restarts = self._expired = 0
+        # at the draft
+        self.draft, self.draft_epoch = "", 0
+        self._resyncs = self._silent_graces = 0
+        self._draftless = request.num_speculative_tokens == 0  # for good
+        self._foreign = False  # the lookahead may hold tokens the present draft does not know
+        self._reader_behind = False
+        self._told: list[Command] = []
+
+    # --- the door -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> list[Command]:
+        """The first commands. Called once."""
+        self._place_target("")
+        if not self._draftless:
+            self._tell(ev.PlaceDraft())
+        return self._take()
+
+    def handle(self, event: ev.Event) -> list[Command]:
+        """Applies one event. The commands must be carried out in order. Raises ProtocolFault for an event that cannot be."""
+        if self.state is not State.DONE:
+            self._apply(event)
+        return self._take()
+
+    def _apply(self, event: ev.Event) -> None:
+        match event:
+            case ev.Answered(answer):
+                self._on_answered(answer)
+            case ev.Drafted(said):
+                self._on_drafted(said)
+            case ev.TimerFired(timer):
+                self._on_timer(timer)
+            case ev.TargetPlaced(target):
+                self._on_target_placed(target)
+            case ev.TargetLost():
+                self._on_target_lost()
+            case ev.DraftPlaced(draft):
+                self._on_draft_placed(draft)
+            case ev.DraftLost():
+                self._on_draft_lost()
+            case ev.Cancelled():
+                self._end()
+            case ev.ReaderBehind():
+                self._reader_behind = True
+            case ev.ReaderCaughtUp():
+                self._on_reader_caught_up()
+
+    @property
+    def decided(self) -> int:
+        """Output tokens, resumed ones included."""
+        return len(self.committed) - self.request.prompt_length
+
+    def _tell(self, *commands: Command) -> None:
+        self._told += commands
+
+    def _take(self) -> list[Command]:
+        told, self._told = self._told, []
+        return told
+
+    # --- placement ----------------------------------------------------------------------------------------------------
+
+    def _place_target(self, avoid: str) -> None:
+        self.state, self.target = State.PLACING, ""
+        self._tell(ev.PlaceTarget(avoid), StartTimer(Timer.PLACEMENT, self._placement_wait_ms))
+
+    def _on_target_placed(self, target: str) -> None:
+        if self.state is not State.PLACING:
+            raise ProtocolFault(f"a target was placed while {self.state.value}")
+        self.target = target
+        self._tell(StopTimer(Timer.PLACEMENT))
+        self._new_epoch(self.epoch + 1)
+
+    def _new_epoch(self, epoch: int) -> None:
+        self._restarts += 1
+        if self._restarts > MAX_RESTARTS:
+            self._fail(InternalFault(f"the session had to be started {self._restarts} times"))
+            return
+        self.epoch, self.round, self._begun, self._kv_length = epoch, 0, False, 0
+        self._open_round(self.lookahead.block(self._room()), "prefill")
+
+    def _on_target_lost(self) -> None:
+        if self.state is State.PLACING:
+            return
+        self.tally.replacements += 1
+        lost = self.target
+        self._tell(StopTimer(Timer.STEP), StopTimer(Timer.RETRY), StopTimer(Timer.GRACE), Count("replaced"))
+        self._place_target(lost)
+
+    def _on_draft_placed(self, draft: str) -> None:
+        if self._draftless or self.draft:
+            return
+        self.draft = draft
+        self._open_draft()
+
+    def _open_draft(self) -> None:
+        r = self.request
+        self.draft_epoch += 1
+        self._silent_graces = 0
+        self._foreign = self.lookahead.nodes > 0 or bool(self._block.tokens)
+        self._to_draft(
+            terms.Open(
+                session_id=r.session_id,
+                epoch=self.draft_epoch,
+                tokens=tuple(self.committed),
+                prompt_length=r.prompt_length,
+                sampling=r.sampling,
+                seed=r.seed,
+                rejection_method=r.rejection_method,
+                draft_method=r.draft_method,
+                budget_tokens=2 * r.num_speculative_tokens + 2,  # a block in flight, its bonus, the next block, one to spare
+                num_speculative_tokens=r.num_speculative_tokens,
+                traceparent=r.traceparent,
+            )
+        )
+        if self.state in (State.VERIFYING, State.BACKING_OFF):
+            self._to_draft(self._sent())
+
+    def _on_draft_lost(self) -> None:
+        lost, self.draft = self.draft, ""
+        self._tell(Count("draft_lost"), ev.PlaceDraft(lost))
+        self._give_up_waiting()
+
+    # --- the draft speaks ---------------------------------------------------------------------------------------------
+
+    def _on_drafted(self, said: terms.DraftEvent) -> None:
+        if said.epoch != self.draft_epoch or not self.draft:
+            self._tell(Count("stale"))
+            return
+        if isinstance(said, terms.Proposal):
+            self._on_proposal(said)
+        elif isinstance(said, terms.Resync):
+            self._on_resync()
+        else:
+            self._on_refused(said)
+
+    def _on_proposal(self, proposal: terms.Proposal) -> None:
+        self._silent_graces = 0
+        if not self.lookahead.add(proposal):
+            self._tell(Count("stale", len(proposal.tokens)))
+        if self.state is State.CHOOSING:
+            block = self.lookahead.block(self._room())
+            if block.tokens:
+                self._tell(StopTimer(Timer.GRACE))
+                self._open_round(block, "late")
+
+    def _on_resync(self) -> None:
+        self._resyncs += 1
+        self._tell(Count("resync"))
+        if self._resyncs > MAX_RESYNCS:
+            self._to_draft(terms.CloseDraft(self.request.session_id))
+            self.draft, self._draftless = "", True
+            self._give_up_waiting()
+        else:
+            self._open_draft()
+
+    def _on_refused(self, refused: terms.Refused) -> None:
+        self.draft = ""
+        if refused.retry_after_ms:
+            self._tell(StartTimer(Timer.DRAFT, float(refused.retry_after_ms)))
+        else:
+            self._draftless = True
+        self._give_up_waiting()
+
+    def _give_up_waiting(self) -> None:
+        if self.state is State.CHOOSING:
+            self._tell(StopTimer(Timer.GRACE))
+            self._open_round(EMPTY, "no_draft")
+
+    def _to_draft(self, command: terms.Open | terms.Sent | terms.Commit | terms.CloseDraft) -> None:
+        if self.draft:
+            self._tell(ToDraft(self.draft, command))
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        """Proposals worth verifying now."""
+        r = self.request
+        return block_length(
+            r.num_speculative_tokens,
+            decided=self.decided,
+            max_tokens=r.sampling.max_tokens or r.window,
+            committed=len(self.committed),
+            window=r.window,
+        )
+
+    def _next_round(self) -> None:
+        if self._reader_behind:
+            self.state = State.HELD
+            return
+        room = self._room()
+        block = self.lookahead.block(room)
+        if block.tokens:
+            self._open_round(block, "hit")
+        elif self.request.num_speculative_tokens == 0:
+            self._open_round(EMPTY, "off")
+        elif room == 0:
+            self._open_round(EMPTY, "tail")
+        elif not self.draft:
+            self._open_round(EMPTY, "no_draft")
+        elif wait_ms := grace_ms(self._max_grace_ms, silent_graces=self._silent_graces):
+            self.state = State.CHOOSING
+            self._tell(StartTimer(Timer.GRACE, wait_ms))
+        else:
+            self._open_round(EMPTY, "miss")
+
+    def _open_round(self, block: Block, outcome: str) -> None:
+        self.round += 1
+        self._block, self._outcome, self._expired = block, outcome, 0
+        self.tally.opened(outcome)
+        self._send_step()
+        self._to_draft(self._sent())
+
+    def _sent(self) -> terms.Sent:
+        tokens = self._block.tokens if self._foreign else ()
+        return terms.Sent(self.request.session_id, self.lookahead.length, self.lookahead.hash, len(self._block.tokens), tokens)
+
+    def _send_step(self) -> None:
+        r, block = self.request, self._block
+        base = self._kv_length
+        base_hash = self.lookahead.hash_at(base)
+        begin = terms.Begin(
+            prompt_length=r.prompt_length,
+            sampling=r.sampling,
+            seed=r.seed,
+            rejection_method=r.rejection_method,
+            draft_method=r.draft_method,
+            traceparent=r.traceparent,
+            priority=r.priority,
+        )
+        step = Step(
+            session_id=r.session_id,
+            epoch=self.epoch,
+            round=self.round,
+            base_length=base,
+            base_hash=prefix_hash(self.committed[:base]) if base_hash is None else base_hash,
+            tokens=(*self.committed[base:], *block.tokens),
+            num_proposed=len(block.tokens),
+            remaining_ms=self._step_deadline_ms,
+            distributions=block.distributions if r.rejection_method is RejectionMethod.STANDARD else (),
+            begin=None if self._begun else begin,
+        )
+        self.state = State.VERIFYING
+        self._tell(ToTarget(self.target, step), StartTimer(Timer.STEP, self._step_deadline_ms + OVERDUE_MARGIN_MS))
+
+    # --- the target answers -------------------------------------------------------------------------------------------
+
+    def _on_answered(self, answer: terms.Answer) -> None:
+        if self.state is not State.VERIFYING or (answer.epoch, answer.round) != (self.epoch, self.round):
+            return  # of a placement or round that is over
+        outcome = answer.outcome
+        if isinstance(outcome, Result):
+            self._on_result(outcome)
+        elif isinstance(outcome, terms.NoRoom):
+            self.state = State.BACKING_OFF
+            self._tell(StopTimer(Timer.STEP), StartTimer(Timer.RETRY, float(max(1, outcome.retry_after_ms))))
+        elif isinstance(outcome, terms.PrefixNeeded):
+            self._kv_length = min(outcome.have, len(self.committed) - 1)
+            self._send_step()
+        elif isinstance(outcome, terms.Expired):
+            self._on_expired()
+        elif isinstance(outcome, terms.UnknownSession | terms.StaleRound):
+            self._new_epoch(self.epoch + 1)
+        elif isinstance(outcome, terms.StaleEpoch):
+            self._new_epoch(max(self.epoch, outcome.current) + 1)
+        elif isinstance(outcome, terms.Failed):
+            self._on_failed(outcome)
+        else:
+            assert isinstance(outcome, terms.Closed)  # of a Close we never sent while VERIFYING: the placement is gone
+            self._new_epoch(self.epoch + 1)
+
+    def _on_expired(self) -> None:
+        self._expired += 1
+        if self._expired >= MAX_EXPIRED:
+            self._fail(DeadlineExceeded(f"the target did not get to the session in {MAX_EXPIRED * self._step_deadline_ms} ms"))
+        else:
+            self._send_step()
+
+    def _on_failed(self, failed: terms.Failed) -> None:
+        error = fault(failed.code, failed.message)
+        if isinstance(error, Unavailable):
+            self._on_target_lost()
+        else:
+            self._fail(error)
+
+    def _on_result(self, result: Result) -> None:
+        before = self.lookahead.length
+        if result.prefix_length != before or result.num_accepted > min(len(result.tokens), len(self._block.tokens)):
+            self._fail(ProtocolFault(f"a result after {result.prefix_length} tokens came for a session of {before}"))
+            return
+        if not result.tokens and result.finish is None:
+            self._fail(ProtocolFault("the target decided nothing"))
+            return
+        self._begun, self._kv_length = True, result.kv_length_after
+        self._tell(StopTimer(Timer.STEP))
+        self.tally.decided(result)
+        decided = len(result.tokens)
+        self._tell(ev.Observe(self._outcome, result.num_verified, result.num_accepted, decided))
+        if decided:
+            self._tell(ev.Deliver(result.tokens, result.logprobs, origins(result)))
+        if result.finish is not None:
+            self._finish(result.finish, result.stop_token_id)
+            return
+        before_hash = self.lookahead.hash
+        self.committed += result.tokens
+        self.lookahead.commit(result.tokens)
+        self._foreign = self._foreign and self.lookahead.nodes > 0
+        self._to_draft(terms.Commit(self.request.session_id, before, before_hash, result.tokens))
+        self._next_round()
+
+    # --- time and the client ------------------------------------------------------------------------------------------
+
+    def _on_timer(self, timer: Timer) -> None:
+        state = self.state
+        if timer is Timer.GRACE and state is State.CHOOSING:
+            self._silent_graces += 1
+            self._tell(Count("grace_expired"))
+            self._open_round(EMPTY, "miss")
+        elif timer is Timer.RETRY and state is State.BACKING_OFF:
+            self._send_step()
+        elif timer is Timer.STEP and state is State.VERIFYING:
+            self._tell(ToTarget(self.target, terms.Close(self.request.session_id, self.epoch)))
+            self._on_target_lost()
+        elif timer is Timer.PLACEMENT and state is State.PLACING:
+            self._fail(
+                Unavailable(
+                    f"no target took the session in {self._placement_wait_ms:.0f} ms; {self.decided} tokens were decided: "
+                    "resume with output_token_ids"
+                )
+            )
+        elif timer is Timer.DRAFT and not self.draft and not self._draftless:
+            self._tell(ev.PlaceDraft())
+
+    def _on_reader_caught_up(self) -> None:
+        self._reader_behind = False
+        if self.state is State.HELD:
+            self._next_round()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _finish(self, reason: FinishReason, stop_token_id: int | None) -> None:
+        self._tell(ev.Finish(reason, stop_token_id, self.tally.stats()))
+        self._end()
+
+    def _fail(self, error: SpecdecError) -> None:
+        self._tell(ev.Fail(error))
+        self._end()
+
+    def _end(self) -> None:
+        if self.target:
+            self._tell(ToTarget(self.target, terms.Close(self.request.session_id, self.epoch)))
+        self._to_draft(terms.CloseDraft(self.request.session_id))
+        self.state = State.DONE
+        self._tell(ev.Forget())

@@ -1,0 +1,129 @@
+"""The lookahead: a tree of proposals that continues the committed tokens. Pure; knows no session, draft or clock.
+
+Rules
+1. The root is the end of the committed tokens; every other node is one proposed token, reached by one exact prefix.
+2. A proposal names the prefix it continues by length and hash. It joins where that prefix ends: at a node, at the root, or at a
+   recent committed position, where its tokens must first repeat what was committed since. Anything else is stale and dropped:
+   late, reordered or corrupt proposals cannot reach a target.
+3. A commit descends the tree. What hangs below the new root stays usable; everything else is forgotten.
+4. The first token to arrive at a node stays first: the standard method needs one chain per exact prefix (choosing among several
+   by their tokens would bias the output).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.hashing import PrefixHash
+from specdec.terms import DraftDistribution, Proposal
+
+MAX_NODES = 512  # bound of one session's tree
+HISTORY = 64  # committed positions a proposal may lag behind
+
+
+class _Node:
+    __slots__ = ("children", "confidence", "distribution", "hash", "token")
+
+    def __init__(self, token: int, hash_: PrefixHash, distribution: DraftDistribution | None, confidence: float) -> None:
+        self.token, self.hash, self.distribution, self.confidence = token, hash_, distribution, confidence
+        self.children: dict[int, _Node] = {}
+
+
+class Block:
+    """A chain to verify: tokens and, under the standard method, what each was drawn from."""
+
+    __slots__ = ("distributions", "tokens")
+
+    def __init__(self, tokens: tuple[int, ...], distributions: tuple[DraftDistribution | None, ...]) -> None:
+        self.tokens, self.distributions = tokens, distributions
+
+
+EMPTY = Block((), ())
+
+
+class Lookahead:
+    def __init__(self, committed: Sequence[int]) -> None:
+        self._recent = list(committed[-HISTORY:])  # the newest committed tokens
+        start = len(committed) - len(self._recent)
+        walk = PrefixHash(committed[:start])
+        self._history = {start: walk.value}  # committed length -> hash, for the newest HISTORY lengths
+        for i, token in enumerate(self._recent):
+            self._history[start + i + 1] = walk.extend((token,)).value
+        self._root = _Node(-1, walk, None, 0.0)
+        self._index = {(walk.length, walk.value): self._root}
+        self.nodes = 0
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self._root.hash.length
+
+    @property
+    def hash(self) -> int:
+        """Their hash."""
+        return self._root.hash.value
+
+    def hash_at(self, length: int) -> int | None:
+        """Hash of the first `length` committed tokens, None when that is further back than HISTORY."""
+        return self._history.get(length)
+
+    def add(self, proposal: Proposal) -> int:
+        """Joins a proposal. Returns how many of its tokens are new and usable; 0 = stale, repeated or over the bound."""
+        tokens, skip = proposal.tokens, 0
+        node = self._index.get((proposal.prefix_length, proposal.prefix_hash))
+        if node is None:
+            behind = self.length - proposal.prefix_length
+            if behind <= 0 or self._history.get(proposal.prefix_length) != proposal.prefix_hash:
+                return 0
+            if tokens[:behind] != tuple(self._recent[-behind:]) or len(tokens) <= behind:
+                return 0
+            node, skip = self._root, behind
+        added = 0
+        for i in range(skip, len(tokens)):
+            child = node.children.get(tokens[i])
+            if child is None:
+                if self.nodes >= MAX_NODES:
+                    break
+                distribution = proposal.distributions[i] if i < len(proposal.distributions) else None
+                confidence = proposal.confidences[i] if i < len(proposal.confidences) else 0.0
+                child = _Node(tokens[i], node.hash.copy().extend((tokens[i],)), distribution, confidence)
+                node.children[tokens[i]] = child
+                self._index[(child.hash.length, child.hash.value)] = child
+                self.nodes += 1
+                added += 1
+            node = child
+        return added
+
+    def block(self, num_tokens: int) -> Block:
+        """The first-arrived chain below the root, at most `num_tokens` long; EMPTY on a miss."""
+        tokens: list[int] = []
+        distributions: list[DraftDistribution | None] = []
+        node = self._root
+        while len(tokens) < num_tokens and node.children:
+            node = next(iter(node.children.values()))
+            tokens.append(node.token)
+            distributions.append(node.distribution)
+        return Block(tuple(tokens), tuple(distributions)) if tokens else EMPTY
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Moves the root past newly committed tokens."""
+        node: _Node | None = self._root
+        walk = self._root.hash
+        for token in tokens:
+            node = node.children.get(token) if node is not None else None
+            walk = node.hash if node is not None else walk.copy().extend((token,))
+            self._history[walk.length] = walk.value
+        self._recent = [*self._recent, *tokens][-HISTORY:]
+        for length in [n for n in self._history if n < walk.length - len(self._recent)]:
+            del self._history[length]
+        self._root = node if node is not None else _Node(-1, walk, None, 0.0)
+        self._reindex()
+
+    def _reindex(self) -> None:
+        self._index = {}
+        pending = [self._root]
+        while pending:
+            node = pending.pop()
+            self._index[(node.hash.length, node.hash.value)] = node
+            pending.extend(node.children.values())
+        self.nodes = len(self._index) - 1

@@ -1,0 +1,60 @@
+"""Counts of one generation, by the glossary. Pure.
+
+A round's outcome is one of
+    hit       a fitting lookahead token was there when the commit before was processed
+    late      one came within the grace
+    miss      none came in time
+    no_draft  speculation was wanted and no draft held the session
+    prefill   the first round on a target, tail: no room for a proposal, off: block length 0
+The first four are the rounds that wanted speculation.
+"""
+
+from __future__ import annotations
+
+from orchestrator.output import GenerationStats
+from specdec.terms import Origin, Result
+
+WANTED = frozenset({"hit", "late", "miss", "no_draft"})
+
+
+class Tally:
+    def __init__(self, num_speculative_tokens: int) -> None:
+        self.rounds = self.spec_rounds = self.drafted = self.accepted = self.spec_tokens = 0
+        self.hits = self.wanted = self.replacements = 0
+        self._histogram = [0] * (num_speculative_tokens + 1) if num_speculative_tokens else []
+
+    def opened(self, outcome: str) -> None:
+        self.wanted += outcome in WANTED
+        self.hits += outcome == "hit"
+
+    def decided(self, result: Result) -> None:
+        self.rounds += 1
+        if result.num_verified:
+            self.spec_rounds += 1
+            self.drafted += result.num_verified
+            self.accepted += result.num_accepted
+            self.spec_tokens += len(result.tokens)
+            self._histogram[result.num_accepted] += 1
+
+    def stats(self) -> GenerationStats:
+        return GenerationStats(
+            rounds=self.rounds,
+            spec_rounds=self.spec_rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            histogram=tuple(self._histogram),
+            spec_tokens=self.spec_tokens,
+            hits=self.hits,
+            wanted=self.wanted,
+            replacements=self.replacements,
+        )
+
+
+def origins(result: Result) -> tuple[Origin, ...]:
+    """Where each decided token came from: kept proposals first, then at most one token of the target's own."""
+    own = Origin.CORRECTED
+    if not result.num_verified:
+        own = Origin.PLAIN
+    elif result.num_accepted == result.num_verified:
+        own = Origin.BONUS
+    return (Origin.ACCEPTED,) * result.num_accepted + (own,) * (len(result.tokens) - result.num_accepted)
