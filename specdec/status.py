@@ -1,0 +1,123 @@
+"""Errors ⇄ gRPC status: one table, read both ways. Rich details travel as google.rpc.Status (grpcio-status).
+
+A fault raised in a servicer reaches the caller as the same class with the same field and remedy, whatever hops lie between.
+Messages are cut to MAX_MESSAGE characters: a status that outgrows the peer's header limit would be replaced by an unrelated one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NoReturn, cast
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+
+from specdec import errors
+
+MAX_MESSAGE = 999  # characters
+DEFAULT_RETRY_MS = 1000  # of an Overloaded without RetryInfo
+_DETAILS_KEY = "grpc-status-details-bin"
+
+Violations = list[tuple[str, str]]
+_Rebuild = Callable[[str, Violations, int], errors.SpecdecError]
+
+
+def _named(kind: type[errors.InvalidRequest] | type[errors.Unsupported]) -> _Rebuild:
+    def rebuild(message: str, violations: Violations, retry_after_ms: int) -> errors.SpecdecError:
+        field, remedy = violations[0] if violations else ("request", message)
+        return kind(field, remedy)
+
+    return rebuild
+
+
+def _plain(kind: type[errors.SpecdecError]) -> _Rebuild:
+    return lambda message, violations, retry_after_ms: kind(message)
+
+
+# class → (code, how a caller rebuilds it). Classes under InternalFault travel as INTERNAL.
+TABLE: dict[type[errors.SpecdecError], tuple[grpc.StatusCode, _Rebuild]] = {
+    errors.InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, _named(errors.InvalidRequest)),
+    errors.Unsupported: (grpc.StatusCode.UNIMPLEMENTED, _named(errors.Unsupported)),
+    errors.NotFound: (grpc.StatusCode.NOT_FOUND, _plain(errors.NotFound)),
+    errors.AlreadyExists: (grpc.StatusCode.ALREADY_EXISTS, _plain(errors.AlreadyExists)),
+    errors.Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, lambda message, _, ms: errors.Overloaded(message, ms)),
+    errors.Mismatch: (grpc.StatusCode.FAILED_PRECONDITION, _plain(errors.Mismatch)),
+    errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, _plain(errors.Unavailable)),
+    errors.DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, _plain(errors.DeadlineExceeded)),
+    errors.InternalFault: (grpc.StatusCode.INTERNAL, _plain(errors.InternalFault)),
+}
+_BY_CODE = {code: rebuild for code, rebuild in TABLE.values()}
+# gRPC itself reports an argument past the window or a message past the limit this way.
+_BY_CODE[grpc.StatusCode.OUT_OF_RANGE] = _named(errors.InvalidRequest)
+CODES = {code.value[0]: code for code in grpc.StatusCode}  # number → code
+
+
+def code_of(error: BaseException) -> grpc.StatusCode:
+    """The status of a fault. Anything that is not one of ours is INTERNAL: a defect, whatever its class."""
+    for kind in type(error).__mro__:
+        if kind in TABLE:
+            return TABLE[kind][0]
+    return grpc.StatusCode.INTERNAL
+
+
+def status_of(error: BaseException) -> status_pb2.Status:
+    """The full status: code, cut message, BadRequest for a named field, RetryInfo for an overload."""
+    message = str(error) if isinstance(error, errors.SpecdecError) else f"{type(error).__name__}: {error}"
+    status = status_pb2.Status(code=code_of(error).value[0], message=cut(message))
+    if isinstance(error, errors.InvalidRequest | errors.Unsupported):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=cut(error.field), description=cut(error.remedy))
+        _attach(status, error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, errors.Overloaded):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(error.retry_after_ms)
+        _attach(status, retry)
+    return status
+
+
+def cut(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+
+
+def error_of(code: grpc.StatusCode | int, message: str, details: bytes | None = None) -> errors.SpecdecError:
+    """The fault behind a status; `details` = the serialised google.rpc.Status, when there is one."""
+    violations: Violations = []
+    retry_after_ms = DEFAULT_RETRY_MS
+    for detail in status_pb2.Status.FromString(details).details if details else ():
+        bad, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(bad):
+            violations += [(v.field, v.description) for v in bad.field_violations]
+        elif detail.Unpack(retry):
+            retry_after_ms = retry.retry_delay.ToMilliseconds()
+    known = CODES.get(code, grpc.StatusCode.UNKNOWN) if isinstance(code, int) else code
+    rebuild = _BY_CODE.get(known)
+    if rebuild is None:
+        return errors.InternalFault(f"{known.name}: {message}")
+    return rebuild(message, violations, retry_after_ms)
+
+
+def error_from_rpc(failure: grpc.RpcError) -> errors.SpecdecError:
+    """The fault behind a failed call, from either gRPC API."""
+    call = cast(Any, failure)
+    trailing = call.trailing_metadata() or ()
+    details = next((value for key, value in trailing if key == _DETAILS_KEY and isinstance(value, bytes)), None)
+    return error_of(call.code(), call.details() or "", details)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
+    """Ends a call with the status of `error`. A cancelled call is not answered: the cancellation goes on."""
+    if isinstance(error, asyncio.CancelledError):
+        raise error
+    status = rpc_status.to_status(status_of(error))
+    # grpc.aio has no abort_with_status: the same three pieces, by hand.
+    await context.abort(status.code, status.details or "", tuple(status.trailing_metadata or ()))
+    raise AssertionError("abort returned")  # pragma: no cover - grpc raises
+
+
+def _attach(status: status_pb2.Status, detail: Any) -> None:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    status.details.append(packed)

@@ -1,0 +1,285 @@
+"""TargetService.Verify: steps and closes one way, answers and beats the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdec import terms
+from specdec.errors import InvalidRequest, ProtocolFault, Unsupported
+from specdec.v1 import target_pb2
+from specdec.wire.shared import (
+    INVALID_ARGUMENT,
+    MAX_ITEMS,
+    MAX_MESSAGE_CHARS,
+    UNIMPLEMENTED,
+    bounded,
+    counted,
+    distribution_to_wire,
+    distributions,
+    draft_method_to_wire,
+    finish_from_wire,
+    finish_to_wire,
+    ids,
+    logprobs_from_wire,
+    logprobs_to_wire,
+    methods_from_wire,
+    name_from_wire,
+    rejection_method_to_wire,
+    sampling_from_wire,
+    sampling_to_wire,
+)
+
+# ---------------------------------------------------------------- asking
+
+
+def begin_to_wire(begin: terms.Begin) -> target_pb2.Begin:
+    return target_pb2.Begin(
+        prompt_length=begin.prompt_length,
+        sampling=sampling_to_wire(begin.sampling),
+        seed=begin.seed,
+        rejection_sample_method=rejection_method_to_wire(begin.rejection_method),
+        draft_sample_method=draft_method_to_wire(begin.draft_method),
+        traceparent=begin.traceparent,
+        priority=begin.priority,
+    )
+
+
+def begin_from_wire(message: target_pb2.Begin) -> terms.Begin:
+    if message.HasField("fork_session_id"):
+        raise Unsupported("begin.fork_session_id")
+    rejection, draft = methods_from_wire(message.rejection_sample_method, message.draft_sample_method)
+    return terms.Begin(
+        prompt_length=counted(message.prompt_length, "begin.prompt_length"),
+        sampling=sampling_from_wire(message.sampling),
+        seed=message.seed,
+        rejection_method=rejection,
+        draft_method=draft,
+        traceparent=message.traceparent,
+        priority=message.priority,
+    )
+
+
+def step_to_wire(step: terms.Step) -> target_pb2.Step:
+    return target_pb2.Step(
+        session_id=step.session_id,
+        epoch=step.epoch,
+        round=step.round,
+        base_length=step.base_length,
+        base_hash=step.base_hash,
+        tokens=step.tokens,
+        num_proposed=step.num_proposed,
+        run_ahead=step.run_ahead,
+        remaining_ms=step.remaining_ms,
+        distributions=[distribution_to_wire(q) for q in step.distributions],
+        begin=None if step.begin is None else begin_to_wire(step.begin),
+    )
+
+
+def step_from_wire(message: target_pb2.Step) -> terms.Step:
+    tokens = ids(message.tokens, "step.tokens")
+    committed = len(tokens) - message.num_proposed
+    if committed < 1:
+        raise InvalidRequest("step.tokens", "must hold at least the newest committed token before the proposals")
+    begin = begin_from_wire(message.begin) if message.HasField("begin") else None
+    if begin is not None and begin.prompt_length > message.base_length + committed:
+        raise InvalidRequest("begin.prompt_length", f"must not exceed the {message.base_length + committed} committed tokens")
+    return terms.Step(
+        session_id=name_from_wire(message.session_id, "step.session_id"),
+        epoch=counted(message.epoch, "step.epoch"),
+        round=counted(message.round, "step.round"),
+        base_length=message.base_length,
+        base_hash=message.base_hash,
+        tokens=tokens,
+        num_proposed=message.num_proposed,
+        remaining_ms=message.remaining_ms,
+        run_ahead=message.run_ahead,
+        distributions=distributions(message.distributions, message.num_proposed, "step.distributions"),
+        begin=begin,
+    )
+
+
+def close_to_wire(close: terms.Close) -> target_pb2.Close:
+    return target_pb2.Close(session_id=close.session_id, epoch=close.epoch)
+
+
+def close_from_wire(message: target_pb2.Close) -> terms.Close:
+    return terms.Close(name_from_wire(message.session_id, "close.session_id"), counted(message.epoch, "close.epoch"))
+
+
+def verify_item_to_wire(item: terms.Step | terms.Close) -> target_pb2.VerifyItem:
+    if isinstance(item, terms.Step):
+        return target_pb2.VerifyItem(step=step_to_wire(item))
+    return target_pb2.VerifyItem(close=close_to_wire(item))
+
+
+def verify_item_from_wire(message: target_pb2.VerifyItem) -> terms.Step | terms.Close:
+    kind = message.WhichOneof("item")
+    if kind == "step":
+        return step_from_wire(message.step)
+    if kind == "close":
+        return close_from_wire(message.close)
+    if kind == "ahead":
+        raise Unsupported("ahead")
+    raise InvalidRequest("items", "an item must hold exactly one of: step, close, ahead")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """`rejected`: items that carry a readable address but cannot be served, with their answers ready to be sent back."""
+
+    orchestrator_id: str | None
+    items: tuple[terms.Step | terms.Close, ...] = ()
+    rejected: tuple[terms.Answer, ...] = ()
+
+
+def verify_request_to_wire(items: Iterable[terms.Step | terms.Close], orchestrator_id: str | None = None) -> target_pb2.VerifyRequest:
+    hello = None if orchestrator_id is None else target_pb2.Hello(orchestrator_id=orchestrator_id)
+    return target_pb2.VerifyRequest(hello=hello, items=[verify_item_to_wire(item) for item in items])
+
+
+def verify_request_from_wire(message: target_pb2.VerifyRequest) -> VerifyRequest:
+    """One broken item does not take its neighbours' stream down: it is answered `failed`. Raises InvalidRequest when the message itself
+    is broken or an item names no session."""
+    bounded(message.items, MAX_ITEMS, "items", "MAX_ITEMS")
+    hello = name_from_wire(message.hello.orchestrator_id, "hello.orchestrator_id") if message.HasField("hello") else None
+    items: list[terms.Step | terms.Close] = []
+    rejected: list[terms.Answer] = []
+    for item in message.items:
+        try:
+            items.append(verify_item_from_wire(item))
+        except (InvalidRequest, Unsupported) as error:
+            kind = item.WhichOneof("item")
+            inner = getattr(item, kind) if kind else None
+            if inner is None or not inner.session_id or len(inner.session_id.encode()) > terms.MAX_ID_BYTES:
+                raise
+            code = UNIMPLEMENTED if isinstance(error, Unsupported) else INVALID_ARGUMENT
+            failed = terms.Failed(code, str(error)[:MAX_MESSAGE_CHARS], drop=False)
+            rejected.append(terms.Answer(inner.session_id, inner.epoch, getattr(inner, "round", 0), failed))
+    return VerifyRequest(hello, tuple(items), tuple(rejected))
+
+
+# ---------------------------------------------------------------- answering
+
+
+def _result_to_wire(result: terms.Result) -> target_pb2.Result:
+    return target_pb2.Result(
+        prefix_length=result.prefix_length,
+        kv_length_after=result.kv_length_after,
+        num_verified=result.num_verified,
+        num_accepted=result.num_accepted,
+        tokens=result.tokens,
+        logprobs=[logprobs_to_wire(entry) for entry in result.logprobs],
+        forced=result.forced,
+        finish=finish_to_wire(result.finish),
+        stop_token_id=result.stop_token_id,
+    )
+
+
+def _result_from_wire(message: target_pb2.Result) -> terms.Result:
+    tokens = ids(message.tokens, "result.tokens")
+    if message.num_accepted > message.num_verified or message.num_accepted > len(tokens):
+        raise ProtocolFault("result: num_accepted exceeds num_verified or the tokens present")
+    if message.logprobs and len(message.logprobs) != len(tokens):
+        raise ProtocolFault(f"result: {len(tokens)} tokens with {len(message.logprobs)} logprobs")
+    return terms.Result(
+        prefix_length=message.prefix_length,
+        kv_length_after=message.kv_length_after,
+        num_verified=message.num_verified,
+        num_accepted=message.num_accepted,
+        tokens=tokens,
+        logprobs=tuple(logprobs_from_wire(entry) for entry in message.logprobs),
+        forced=tuple(message.forced),
+        finish=finish_from_wire(message.finish),
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+    )
+
+
+def _failed_to_wire(failed: terms.Failed) -> target_pb2.Failed:
+    return target_pb2.Failed(code=failed.code, message=failed.message[:MAX_MESSAGE_CHARS], drop=failed.drop)
+
+
+# outcome term → (name in the oneof, to wire, from wire)
+_OUTCOMES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], terms.Outcome]]] = {
+    terms.Result: ("result", _result_to_wire, _result_from_wire),
+    terms.PrefixNeeded: (
+        "prefix_needed",
+        lambda o: target_pb2.PrefixNeeded(have=o.have),
+        lambda m: terms.PrefixNeeded(m.have),
+    ),
+    terms.UnknownSession: (
+        "unknown_session",
+        lambda o: target_pb2.UnknownSession(),
+        lambda m: terms.UnknownSession(),
+    ),
+    terms.NoRoom: (
+        "no_room",
+        lambda o: target_pb2.NoRoom(retry_after_ms=o.retry_after_ms),
+        lambda m: terms.NoRoom(m.retry_after_ms),
+    ),
+    terms.StaleEpoch: (
+        "stale_epoch",
+        lambda o: target_pb2.StaleEpoch(current=o.current),
+        lambda m: terms.StaleEpoch(m.current),
+    ),
+    terms.StaleRound: (
+        "stale_round",
+        lambda o: target_pb2.StaleRound(current=o.current),
+        lambda m: terms.StaleRound(m.current),
+    ),
+    terms.Expired: ("expired", lambda o: target_pb2.Expired(), lambda m: terms.Expired()),
+    terms.Failed: ("failed", _failed_to_wire, lambda m: terms.Failed(m.code, m.message, m.drop)),
+    terms.Closed: ("closed", lambda o: target_pb2.Closed(), lambda m: terms.Closed()),
+}
+_OUTCOME_READERS = {name: read for name, _, read in _OUTCOMES.values()}
+
+
+def answer_to_wire(answer: terms.Answer) -> target_pb2.VerifyAnswer:
+    name, write, _ = _OUTCOMES[type(answer.outcome)]
+    message = target_pb2.VerifyAnswer(session_id=answer.session_id, epoch=answer.epoch, round=answer.round, queue_us=answer.queue_us)
+    getattr(message, name).CopyFrom(write(answer.outcome))
+    return message
+
+
+def answer_from_wire(message: target_pb2.VerifyAnswer) -> terms.Answer:
+    kind = message.WhichOneof("outcome")
+    if kind is None:
+        raise ProtocolFault("answer: no outcome that is known here")
+    outcome = _OUTCOME_READERS[kind](getattr(message, kind))
+    return terms.Answer(message.session_id, message.epoch, message.round, outcome, message.queue_us)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResponse:
+    """`rows` and `engine_us` are those of the engine step that finished the answers, 0 when there was none."""
+
+    answers: tuple[terms.Answer, ...] = ()
+    rows: int = 0
+    engine_us: int = 0
+    beat: terms.TargetBeat | None = None
+
+
+def verify_response_to_wire(
+    answers: Sequence[terms.Answer] = (), *, rows: int = 0, engine_us: int = 0, beat: terms.TargetBeat | None = None
+) -> target_pb2.VerifyResponse:
+    return target_pb2.VerifyResponse(
+        answers=[answer_to_wire(answer) for answer in answers],
+        step=target_pb2.EngineStep(rows=rows, engine_us=engine_us) if rows else None,
+        beat=None if beat is None else beat_to_wire(beat),
+    )
+
+
+def verify_response_from_wire(message: target_pb2.VerifyResponse) -> VerifyResponse:
+    """Raises ProtocolFault when the target broke the rules; the stream cannot be trusted any further."""
+    beat = beat_from_wire(message.beat) if message.HasField("beat") else None
+    answers = tuple(answer_from_wire(answer) for answer in message.answers)
+    return VerifyResponse(answers, message.step.rows, message.step.engine_us, beat)
+
+
+def beat_to_wire(beat: terms.TargetBeat) -> target_pb2.Beat:
+    return target_pb2.Beat(**{name: getattr(beat, name) for name in terms.TargetBeat.__dataclass_fields__})
+
+
+def beat_from_wire(message: target_pb2.Beat) -> terms.TargetBeat:
+    return terms.TargetBeat(**{name: getattr(message, name) for name in terms.TargetBeat.__dataclass_fields__})
