@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable
@@ -153,25 +152,26 @@ def is_current(folder: Path, key: str) -> bool:
     return stamp.is_file() and stamp.read_text() == key
 
 
-def build(folder: Path, key: str, write: Callable[[Path], None]) -> None:
-    """Call write on an empty folder beside `folder`, then put the result in its place."""
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
-        fresh = Path(scratch) / "fresh"
-        fresh.mkdir()
-        write(fresh)
+def build(folder: Path, key: str, write: Callable[[Path, Path], object]) -> None:
+    """Let write(out, scratch) fill an empty folder beside `folder`, then put it in its place."""
+    scratch = folder.parent / f".{folder.name}"
+    if scratch.exists():
+        shutil.rmtree(scratch)  # of a run that was killed
+    try:
+        fresh, old = scratch / "fresh", scratch / "old"
+        fresh.mkdir(parents=True)
+        write(fresh, scratch)
         (fresh / STAMP).write_text(key)
         if folder.exists():
-            folder.rename(Path(scratch) / "old")
+            folder.rename(old)
         fresh.rename(folder)
+    finally:
+        shutil.rmtree(scratch)
 
 
-def build_target(folder: Path, key: str) -> None:
-    def write(out: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=".gguf-", dir=folder.parent) as scratch:
-            write_target(fetch_gguf(Path(scratch)), out)
-        check_target(out)
-
-    build(folder, key, write)
+def build_target(out: Path, scratch: Path) -> None:
+    write_target(fetch_gguf(scratch), out)
+    check_target(out)
 
 
 def prepare(models: Path, assets: Path) -> None:
@@ -179,9 +179,9 @@ def prepare(models: Path, assets: Path) -> None:
     target_key = digest()
     draft_key = digest(*sorted(assets.iterdir())) + target_key
     if not is_current(target, target_key):
-        build_target(target, target_key)
+        build(target, target_key, build_target)
     if not is_current(draft, draft_key):
-        build(draft, draft_key, lambda out: write_draft(target, assets, out))
+        build(draft, draft_key, lambda out, _: write_draft(target, assets, out))
 
 
 def main() -> int:

@@ -66,7 +66,7 @@ class _Progress:
             self._show(f"{self._count()} {name}", every=self._EVERY)
         elif words[0] in ("Downloading", "Processing") and len(words) > 1:
             self._show(f"{self._count()} {os.path.basename(words[1])} {' '.join(words[2:4])}", every=0)
-        elif words[0] == "Installing":
+        elif words[0] == "Installing" and words[1:2] == ["collected"] and self._seen > 1:
             self._show(f"installing {self._seen} packages", every=1)
 
     def _count(self) -> str:

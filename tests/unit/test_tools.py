@@ -49,11 +49,11 @@ def test_a_model_folder_is_whole_or_as_before(tmp_path: Path, monkeypatch: pytes
     models = runpy.run_path(str(tools.ROOT / "tools" / "prepare_models.py"))
     folder = tmp_path / "model"
 
-    def interrupted(out: Path) -> None:
+    def interrupted(out: Path, scratch: Path) -> None:
         (out / "weights").write_text("half")
         raise KeyboardInterrupt
 
-    models["build"](folder, "first", lambda out: (out / "weights").write_text("whole"))
+    models["build"](folder, "first", lambda out, _: (out / "weights").write_text("whole"))
     with pytest.raises(KeyboardInterrupt):
         models["build"](folder, "second", interrupted)
     assert (folder / "weights").read_text() == "whole"
