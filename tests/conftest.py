@@ -21,6 +21,12 @@ MARKED_BY_FOLDER = {"unit": "unit", "scenarios": "unit", "helm": "chart"}
 PAIR_MODELS = ("smollm2-135m", "smollm2-draft")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite-transcripts", action="store_true", help="write tests/scenarios/*.txt anew; review the change as a diff"
+    )
+
+
 def budget_of(item: pytest.Item) -> str | None:
     return next((name for name in BUDGET_MINUTES if item.get_closest_marker(name)), None)
 

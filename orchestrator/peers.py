@@ -1,0 +1,201 @@
+"""One replica of a pool: dial, greet, read, write, watch, dial again. Knows no session.
+
+What is ready in one turn of the loop travels in one message: `send` only appends, and the writer task takes all there is. A peer that
+is silent for `SILENCE_TICKS` ticks is lost; ticks are counted by our own clock, so a stall of this process accuses nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+
+from specdec import terms, wire
+from specdec.errors import Mismatch, SpecdecError, Unavailable
+from specdec.runtime.channels import open_channel
+from specdec.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+
+TICK_S = 0.25  # peers send a beat at least this often
+SILENCE_TICKS = 4  # ticks without a message until a peer counts as lost
+HUNG_STEP_MS = 10_000  # a step older than this, and than 20 predicted steps, is hung
+DIAL_TIMEOUT_S = 5.0
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 2.0
+MISMATCH_BACKOFF_S = 10.0  # a server of another model will not change its mind soon
+MAX_OUTBOX = 16_384  # commands that may wait for a slow socket before the peer counts as lost
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One message of a peer, decoded. `items` = answers or draft events; `beat` a load report; `faults` broken items."""
+
+    items: tuple[Any, ...]
+    beat: Any = None
+    rows: int = 0
+    engine_us: int = 0
+    faults: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What differs between the two kinds of peers."""
+
+    pool: str
+    stub: Callable[[grpc.aio.Channel], Any]
+    ask_info: Callable[[Any], Any]  # stub -> awaitable of a response with `.info`
+    open_stream: Callable[[Any], Any]
+    encode: Callable[[Sequence[Any], str | None], Any]
+    decode: Callable[[Any], Heard]
+
+
+def _decode_target(message: target_pb2.VerifyResponse) -> Heard:
+    response = wire.verify_response_from_wire(message)
+    return Heard(response.answers, response.beat, response.rows, response.engine_us)
+
+
+def _decode_draft(message: draft_pb2.DraftResponse) -> Heard:
+    response = wire.draft_response_from_wire(message)
+    return Heard(response.events, response.load, faults=len(response.faults))
+
+
+TARGET = Dialect(
+    pool="target",
+    stub=target_pb2_grpc.TargetServiceStub,
+    ask_info=lambda stub: stub.GetModelInfo(target_pb2.TargetServiceGetModelInfoRequest(), timeout=DIAL_TIMEOUT_S),
+    open_stream=lambda stub: stub.Verify(),
+    encode=wire.verify_request_to_wire,
+    decode=_decode_target,
+)
+DRAFT = Dialect(
+    pool="draft",
+    stub=draft_pb2_grpc.DraftServiceStub,
+    ask_info=lambda stub: stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=DIAL_TIMEOUT_S),
+    open_stream=lambda stub: stub.Draft(),
+    encode=wire.draft_request_to_wire,
+    decode=_decode_draft,
+)
+
+
+class Listener(Protocol):
+    """Hears of a peer, always on the event loop."""
+
+    def accept(self, peer: Peer, info: terms.ModelInfo) -> None:
+        """Raises Mismatch to refuse the peer."""
+
+    def up(self, peer: Peer) -> None: ...
+
+    def heard(self, peer: Peer, heard: Heard) -> None: ...
+
+    def down(self, peer: Peer, reason: str) -> None: ...
+
+    def trouble(self, peer: Peer, reason: str) -> None:
+        """Could not connect; called once per streak of failures."""
+
+
+class Peer:
+    def __init__(self, address: str, dialect: Dialect, orchestrator_id: str, listener: Listener) -> None:
+        self.name, self.dialect = address, dialect
+        self.info: terms.ModelInfo | None = None
+        self.beat: Any = None
+        self.connected = False
+        self._orchestrator_id, self._listener = orchestrator_id, listener
+        self._outbox: list[Any] = []
+        self._wake = asyncio.Event()
+        self._heard_in_tick = True
+
+    def send(self, item: Any) -> None:
+        """Queues an item for the next message. Items for a peer that is down are dropped: `down` told that all is lost."""
+        if self.connected:
+            self._outbox.append(item)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Keeps the peer connected until cancelled."""
+        backoff, quiet = FIRST_BACKOFF_S, False
+        while True:
+            try:
+                await self._connection()
+                reason = "the peer ended the stream"
+            except Mismatch as error:
+                reason, backoff = str(error), MISMATCH_BACKOFF_S
+            except (SpecdecError, grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError, OSError) as error:
+                reason = _reason(error)
+            finally:
+                was_up, self.connected = self.connected, False
+                self._outbox.clear()
+            if was_up:
+                backoff, quiet = FIRST_BACKOFF_S, False
+                self._listener.down(self, reason)
+            elif not quiet:
+                quiet = True
+                self._listener.trouble(self, reason)
+            await asyncio.sleep(backoff * (0.5 + random.random() / 2))
+            backoff = min(backoff * 2, max(LAST_BACKOFF_S, backoff))
+
+    async def _connection(self) -> None:
+        async with open_channel(self.name) as channel:
+            stub = self.dialect.stub(channel)
+            self.info = wire.model_info_from_wire((await self.dialect.ask_info(stub)).info)
+            self._listener.accept(self, self.info)
+            call = self.dialect.open_stream(stub)
+            try:
+                await call.write(self.dialect.encode((), self._orchestrator_id))
+                self.connected = self._heard_in_tick = True
+                self._listener.up(self)
+                await self._converse(call)
+            finally:
+                call.cancel()
+
+    async def _converse(self, call: Any) -> None:
+        tasks = [asyncio.create_task(part) for part in (self._read(call), self._write(call), self._watch())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, call: Any) -> None:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            self._heard_in_tick = True
+            heard = self.dialect.decode(message)
+            if heard.beat is not None:
+                self.beat = heard.beat
+            self._listener.heard(self, heard)
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if len(self._outbox) > MAX_OUTBOX:
+                raise Unavailable(f"more than {MAX_OUTBOX} commands wait for the socket (MAX_OUTBOX)")
+            while self._outbox:
+                items, self._outbox = self._outbox[: wire.MAX_ITEMS], self._outbox[wire.MAX_ITEMS :]
+                await call.write(self.dialect.encode(items, None))
+
+    async def _watch(self) -> None:
+        silent = 0
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
+            late = loop.time() > due + TICK_S
+            silent = 0 if self._heard_in_tick or late else silent + 1
+            self._heard_in_tick = False
+            if silent >= SILENCE_TICKS:
+                raise Unavailable(f"silent for {silent * TICK_S:g} s")
+            if isinstance(self.beat, terms.TargetBeat):
+                age = self.beat.running_step_ms
+                if age > max(HUNG_STEP_MS, 20 * self.beat.predicted_step_ms):
+                    raise Unavailable(f"its engine step is {age} ms old")
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__
