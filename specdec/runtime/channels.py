@@ -1,0 +1,57 @@
+"""gRPC options of both ends of every hop, in one place, since they only make sense together.
+
+Keepalive: a client pings after 30 s without traffic and gives a connection up 10 s later. A server tolerates pings 10 s apart, also
+without a call; Python's default of 300 s would answer our own clients with GOAWAY too_many_pings (grpc/grpc#9902). Outside clients
+may ping every 10 s or slower.
+Size: 64 MB a message, both ways, both ends: a prompt of a million tokens fits, and nothing is unlimited.
+Back-off: a lost server is tried again after at most 2 s, so that a restart costs seconds and not the default's two minutes.
+"""
+
+from __future__ import annotations
+
+import grpc.aio
+
+MAX_MESSAGE_BYTES = 64 << 20
+KEEPALIVE_TIME_MS = 30_000
+KEEPALIVE_TIMEOUT_MS = 10_000
+MIN_PING_INTERVAL_MS = 10_000  # the fastest ping a client of ours, or anybody's, may send
+MAX_RECONNECT_BACKOFF_MS = 2_000
+
+Options = list[tuple[str, int]]
+
+_SIZES: Options = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+]
+_KEEPALIVE: Options = [
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+def server_options() -> Options:
+    return [
+        *_SIZES,
+        *_KEEPALIVE,
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+    ]
+
+
+def channel_options() -> Options:
+    return [
+        *_SIZES,
+        *_KEEPALIVE,
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS),
+        ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS),
+        ("grpc.use_local_subchannel_pool", 1),  # a channel of its own: one peer's trouble is not another's back-off
+    ]
+
+
+def open_channel(endpoint: str) -> grpc.aio.Channel:
+    """A lazy plaintext channel to `host:port`. Call it inside the running loop; close it there."""
+    return grpc.aio.insecure_channel(endpoint, options=channel_options())

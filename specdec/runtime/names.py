@@ -1,0 +1,37 @@
+"""Names of the settings of every service, and of its gRPC services.
+
+Services cannot import each other, and each must tell another's name (ignored: one environment often serves a whole pod or machine)
+from a misspelt one (refused). A test holds this table equal to the dataclasses.
+"""
+
+from __future__ import annotations
+
+COMMON = frozenset({
+    "HOST", "PORT", "METRICS_PORT", "LOG_LEVEL", "CPU_AFFINITY", "NICE", "DRAIN_MS", "OTLP_ENDPOINT", "PARENT_PIPE", "DIE_WITH_PARENT",
+})  # fmt: skip
+
+SETTINGS: dict[str, frozenset[str]] = {
+    "target": COMMON | {
+        "MODEL", "DTYPE", "ENGINE_PATH", "DEVICE", "THREADS", "KV_TOKENS", "MAX_SESSIONS", "MAX_STEP_ROWS", "SELF_TEST",
+        "RESERVE_TOKENS", "LEASE_MS", "MAX_UNREAD_RESULTS", "MAX_NUM_SPECULATIVE_TOKENS",
+    },
+    "draft": COMMON | {
+        "MODEL", "DTYPE", "ENGINE_PATH", "DEVICE", "THREADS", "KV_TOKENS", "MAX_SESSIONS", "MAX_STEP_ROWS", "SELF_TEST",
+        "BUDGET_TOKENS", "MAX_NUM_SPECULATIVE_TOKENS",
+    },
+    "orchestrator": COMMON | {
+        "TARGETS", "DRAFTS", "TOKENIZER", "NUM_SPECULATIVE_TOKENS", "REJECTION_SAMPLE_METHOD", "DRAFT_SAMPLE_METHOD",
+        "MAX_RUNNING", "MAX_WAITING", "MAX_GRACE_MS", "STEP_DEADLINE_MS",
+    },
+}  # fmt: skip
+
+GRPC_SERVICES: dict[str, tuple[str, ...]] = {
+    "target": ("specdec.v1.TargetService",),
+    "draft": ("specdec.v1.DraftService",),
+    "orchestrator": ("specdec.v1.GenerationService",),
+}
+
+
+def known_elsewhere() -> frozenset[str]:
+    """Names that some service of ours knows."""
+    return frozenset().union(*SETTINGS.values())
