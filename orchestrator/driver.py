@@ -7,6 +7,7 @@ one message per peer. Nothing here decides; it carries out.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import time
@@ -24,10 +25,9 @@ from orchestrator.placement import Candidate, choose
 from orchestrator.settings import OrchestratorSettings
 from specdec import terms
 from specdec.errors import AlreadyExists, InternalFault, Mismatch, SpecdecError, Unavailable
-from specdec.runtime.logs import get_logger
 
 MAX_UNDELIVERED = 512  # decided tokens that may wait for a client before its generation is held
-log = get_logger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Handle:

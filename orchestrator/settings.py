@@ -1,0 +1,42 @@
+"""Settings of the orchestrator: SPECDEC_* variables, read once by specdec.runtime.settings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec.runtime.settings import CommonSettings, setting
+from specdec.terms import LEGAL_METHODS, DraftMethod, RejectionMethod
+
+_ADDRESS = re.compile(r".+:\d{1,5}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrchestratorSettings(CommonSettings):
+    tokenizer: Path = setting(doc="folder with the target's tokenizer.json and config.json; no weights are read")
+    targets: tuple[str, ...] = setting(doc="host:port of every target, comma separated")
+    drafts: tuple[str, ...] = setting((), doc="host:port of every draft, comma separated; empty = no speculation")
+    num_speculative_tokens: int = setting(3, low=0, high=64, doc="block length when the request does not say")
+    rejection_sample_method: RejectionMethod = setting(RejectionMethod.COUPLED, doc="coupled or standard")
+    draft_sample_method: DraftMethod | None = setting(None, doc="gumbel, greedy or probabilistic; empty = the method's default")
+    max_running: int = setting(256, low=1, high=65_536, doc="generations that run at once")
+    max_waiting: int = setting(1024, low=0, high=1_048_576, doc="requests that wait for a place; beyond it RESOURCE_EXHAUSTED")
+    max_grace_ms: float = setting(50.0, low=0, high=10_000, doc="longest wait of a round for the draft")
+    step_deadline_ms: int = setting(30_000, low=100, high=600_000, doc="longest a target may take for a round, queue included")
+    placement_wait_ms: int = setting(30_000, low=100, high=600_000, doc="longest a session waits for any target")
+
+    def problems(self) -> list[str]:
+        found = [
+            f"SPECDEC_{pool}: {address!r} is not host:port"
+            for pool, addresses in (("TARGETS", self.targets), ("DRAFTS", self.drafts))
+            for address in addresses
+            if not _ADDRESS.fullmatch(address)
+        ]
+        if not self.targets:
+            found.append("SPECDEC_TARGETS names no target")
+        legal = LEGAL_METHODS[self.rejection_sample_method]
+        if self.draft_sample_method is not None and self.draft_sample_method not in legal:
+            names = " or ".join(method.value for method in legal)
+            found.append(f"SPECDEC_DRAFT_SAMPLE_METHOD must be {names} with {self.rejection_sample_method.value}")
+        return found
