@@ -147,9 +147,7 @@ class World:
         finish = terms.FinishReason.LENGTH if len(decided) >= room else None
         decided = decided[:room]
         self.kv[key] = committed + tuple(decided[:-1])
-        return terms.Result(
-            len(committed), len(self.kv[key]), len(block), min(accepted, len(decided)), tuple(decided), finish=finish
-        )
+        return terms.Result(len(committed), len(self.kv[key]), len(block), min(accepted, len(decided)), tuple(decided), finish=finish)
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 8])

@@ -1,0 +1,80 @@
+"""Text and ids: everything the orchestrator knows of a tokenizer. Needs `tokenizers` and Jinja, neither torch nor transformers.
+
+All functions are plain and may take long for long inputs: callers run them in an executor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, processors
+
+from orchestrator.detokenise import DecoderPlan, IncrementalDecoder
+from orchestrator.template import RESERVED, load_template, token_text
+from specdec.errors import InvalidRequest
+from specdec.vocabulary import describe, load_tokenizer, read_json
+
+
+class TextModel:
+    """The tokenizer, the chat template and the vocabulary of a model folder. Immutable; one per process.
+
+    Raises NotFound without a tokenizer.json and Unsupported when its decoder cannot be streamed.
+    """
+
+    def __init__(self, tokenizer_dir: str | Path) -> None:
+        folder = Path(tokenizer_dir)
+        self._tokenizer = load_tokenizer(folder)
+        _mark_ends_of_text(self._tokenizer, read_json(folder / "tokenizer_config.json"))
+        self._plan = DecoderPlan(self._tokenizer)
+        self._template = load_template(folder)
+        self.vocabulary = describe(self._tokenizer, folder)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, str]], template_args: Mapping[str, Any], add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """A chat as the template writes it; the template itself writes all special tokens."""
+        return self.encode(self.render(messages, template_args, add_generation_prompt), add_special_tokens=False)
+
+    def render(self, messages: Sequence[Mapping[str, str]], template_args: Mapping[str, Any], add_generation_prompt: bool = True) -> str:
+        """Raises InvalidRequest when there is no template, or when it refuses what it is given."""
+        if self._template is None:
+            raise InvalidRequest("messages", "this model has no chat template; send text or token_ids")
+        for name in template_args:
+            if name in RESERVED:
+                raise InvalidRequest(f"messages.template_args[{name}]", "is set by other fields of the request")
+        return self._template.render(messages, template_args, add_generation_prompt)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def decoder(self, *, skip_special_tokens: bool, prompt: Sequence[int] = ()) -> IncrementalDecoder:
+        return IncrementalDecoder(self._plan, skip_special_tokens=skip_special_tokens, prompt=prompt)
+
+
+def template_args(values: Mapping[str, str]) -> dict[str, Any]:
+    """Template arguments as they travel (JSON texts) → as templates see them. Raises InvalidRequest naming the argument."""
+    parsed = {}
+    for name, value in values.items():
+        try:
+            parsed[name] = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"messages.template_args[{name}]", f"must be JSON: {error}") from error
+    return parsed
+
+
+def _mark_ends_of_text(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+    """`add_bos_token` and `add_eos_token` of tokenizer_config.json outrank the tokenizer's own rule, as everywhere else."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    bos = token_text(config.get("bos_token")) if config.get("add_bos_token") else None
+    eos = token_text(config.get("eos_token")) if config.get("add_eos_token") else None
+    marks = [(token, token_id) for token in (bos, eos) if token and (token_id := tokenizer.token_to_id(token)) is not None]
+    known = {token for token, _ in marks}
+    single = [part for part in (bos, "$A", eos) if part == "$A" or part in known]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=marks)

@@ -1,0 +1,98 @@
+"""Small tokenizers of every family that streams differently, made in the process."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+LINES = [
+    "The quick brown fox jumps over the lazy dog, again and again.",
+    "def add(a, b):\n    return a + b\n",
+    "안녕하세요 세계, 다람쥐 헌 쳇바퀴에 타고파",
+    "שָׁלוֹם עוֹלָם and naïve café",
+]
+SPECIAL = ["<s>", "</s>", "<|im_end|>"]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def _special(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return tokenizer
+
+
+@cache
+def byte_level() -> Tokenizer:
+    """GPT-2's family: every character may be cut into bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator(LINES, trainer)
+    return _special(tokenizer)
+
+
+def _pieces() -> dict[str, int]:
+    words = ["▁", "▁the", "▁Khaleesi", "▁is", "▁_", "▁_leading", "_x", "_", "▁▁", "ing"]
+    characters = sorted({char for line in LINES[:2] for char in line if not char.isspace()})
+    vocab = {token: i for i, token in enumerate(["<unk>", *BYTES])}
+    for token in [*words, *characters]:
+        vocab.setdefault(token, len(vocab))
+    return vocab
+
+
+@cache
+def byte_fallback() -> Tokenizer:
+    """Llama's family: words start with a mark, what the vocabulary lacks is written in bytes, one first space is dropped."""
+    vocab = _pieces()
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return _special(tokenizer)
+
+
+@cache
+def byte_fallback_no_strip() -> Tokenizer:
+    """Gemma's family: the same without the dropped space."""
+    tokenizer = Tokenizer.from_str(byte_fallback().to_str())
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+@cache
+def metaspace() -> Tokenizer:
+    """SentencePiece words without bytes."""
+    vocab = [(token, -1.0) for token in ["<unk>", *[t for t in _pieces() if not t.startswith("<0x")][1:]]]
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return _special(tokenizer)
+
+
+@cache
+def words() -> Tokenizer:
+    """No decoder at all: the library joins with spaces."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "c": 3}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return _special(tokenizer)
+
+
+@cache
+def strip_each() -> Tokenizer:
+    """A step per piece that trims its start, in front of the join."""
+    tokenizer = Tokenizer.from_str(byte_fallback().to_str())
+    tokenizer.decoder = decoders.Sequence([decoders.Strip("_", 1, 0), decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+@cache
+def strip_start() -> Tokenizer:
+    """Trims the start of the whole text, by two."""
+    tokenizer = Tokenizer.from_str(byte_fallback().to_str())
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)])
+    return tokenizer
+
+
+FAMILIES = {
+    build.__name__: build for build in (byte_level, byte_fallback, byte_fallback_no_strip, metaspace, words, strip_each, strip_start)
+}
