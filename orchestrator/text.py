@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, processors
-
 from orchestrator.detokenise import DecoderPlan, IncrementalDecoder
-from orchestrator.template import RESERVED, load_template, token_text
+from orchestrator.template import RESERVED, load_template
 from specdec.errors import InvalidRequest
-from specdec.vocabulary import describe, load_tokenizer, read_json
+from specdec.vocabulary import describe, load_tokenizer
 
 
 class TextModel:
     """The tokenizer, the chat template and the vocabulary of a model folder. Immutable; one per process.
+
+    tokenizer.json alone says which special tokens surround raw text; `add_bos_token` beside it is ignored, as in transformers 5.
 
     Raises NotFound without a tokenizer.json and Unsupported when its decoder cannot be streamed.
     """
@@ -27,7 +27,6 @@ class TextModel:
     def __init__(self, tokenizer_dir: str | Path) -> None:
         folder = Path(tokenizer_dir)
         self._tokenizer = load_tokenizer(folder)
-        _mark_ends_of_text(self._tokenizer, read_json(folder / "tokenizer_config.json"))
         self._plan = DecoderPlan(self._tokenizer)
         self._template = load_template(folder)
         self.vocabulary = describe(self._tokenizer, folder)
@@ -66,15 +65,3 @@ def template_args(values: Mapping[str, str]) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"messages.template_args[{name}]", f"must be JSON: {error}") from error
     return parsed
-
-
-def _mark_ends_of_text(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """`add_bos_token` and `add_eos_token` of tokenizer_config.json outrank the tokenizer's own rule, as everywhere else."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos = token_text(config.get("bos_token")) if config.get("add_bos_token") else None
-    eos = token_text(config.get("eos_token")) if config.get("add_eos_token") else None
-    marks = [(token, token_id) for token in (bos, eos) if token and (token_id := tokenizer.token_to_id(token)) is not None]
-    known = {token for token, _ in marks}
-    single = [part for part in (bos, "$A", eos) if part == "$A" or part in known]
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=marks)

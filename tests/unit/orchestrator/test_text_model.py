@@ -80,7 +80,7 @@ def test_the_real_template_and_tokenizer_agree_with_transformers() -> None:
 
 
 @pytest.mark.parametrize("marks", [{}, {"add_bos_token": True}, {"add_bos_token": True, "add_eos_token": True}, {"add_bos_token": False}])
-def test_marks_of_text_ends_as_in_transformers(tmp_path: Path, marks: dict[str, bool]) -> None:
+def test_special_tokens_around_raw_text_as_in_transformers(tmp_path: Path, marks: dict[str, bool]) -> None:
     path = folder(tmp_path, byte_fallback(), **marks)
     ours, theirs = TextModel(path), reference(path)
     for text in ("", "the Khaleesi"):
@@ -107,9 +107,9 @@ def test_a_template_prints_the_day_it_is_told() -> None:
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].content.__class__.__mro__ }}", "unsafe"),
-        ("{{ messages[9].content }}", "undefined"),
+        ("{{ messages[9].content }}", "has no element 9"),
         ("{{ 1 / 0 }}", "division"),
-        ("{{ messages.append(1) }}", "not safely callable"),
+        ("{{ messages.append(1) }}", "unsafe"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
     ],
 )
@@ -150,10 +150,10 @@ def test_text_needs_neither_torch_nor_much_memory(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json"):
         shutil.copy(MODELS / "smollm2-135m" / name, tmp_path)
     code = (
-        "import resource, sys\nfrom orchestrator.text import TextModel\n"
+        "import re, sys\nfrom orchestrator.text import TextModel\n"
         f"m = TextModel({str(tmp_path)!r})\nm.encode('the quick brown fox ' * 2000)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 150 * 1024, "KiB at the peak"
