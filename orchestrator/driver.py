@@ -272,11 +272,9 @@ class Driver:
     def _candidates(self, pool: str) -> list[Candidate]:
         placed: dict[str, int] = {}
         for live in self._live.values():
-            name = live.generation.target if pool == "target" else live.generation.draft
+            name = live.generation.target if pool == "target" else live.generation.drafting.name
             placed[name] = placed.get(name, 0) + 1
-        return [
-            Candidate(peer.name, placed.get(peer.name, 0), _load(peer)) for peer in self._pools[pool].values() if peer.connected
-        ]
+        return [Candidate(peer.name, placed.get(peer.name, 0), _load(peer)) for peer in self._pools[pool].values() if peer.connected]
 
     # --- peers speak --------------------------------------------------------------------------------------------------
 
@@ -298,7 +296,7 @@ class Driver:
         for session_id, live in list(self._live.items()):
             if peer.dialect is TARGET and live.generation.target == peer.name:
                 self.feed(session_id, ev.TargetLost(reason))
-            elif peer.dialect is DRAFT and live.generation.draft == peer.name:
+            elif peer.dialect is DRAFT and live.generation.drafting.name == peer.name:
                 self.feed(session_id, ev.DraftLost(reason))
 
     def trouble(self, peer: Peer, reason: str) -> None:
@@ -315,7 +313,7 @@ class Driver:
                 if live.generation.target == peer.name:
                     self.observer.answered(item, time.perf_counter() - live.step_sent, heard)
                     self.feed(item.session_id, ev.Answered(item))
-            elif live.generation.draft == peer.name and self._sound(item):
+            elif live.generation.drafting.name == peer.name and self._sound(item):
                 self.feed(item.session_id, ev.Drafted(item))
 
     def _sound(self, said: terms.DraftEvent) -> bool:

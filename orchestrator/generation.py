@@ -24,9 +24,10 @@ from __future__ import annotations
 import enum
 
 from orchestrator import events as ev
-from orchestrator.events import Admitted, Command, Count, StartTimer, StopTimer, Timer, ToDraft, ToTarget
+from orchestrator.drafting import DraftSide
+from orchestrator.events import Admitted, Command, Count, StartTimer, StopTimer, Timer, ToTarget
 from orchestrator.lookahead import EMPTY, Block, Lookahead
-from orchestrator.pacing import block_length, grace_ms
+from orchestrator.pacing import block_length
 from orchestrator.tally import Tally, origins
 from specdec import terms
 from specdec.errors import DeadlineExceeded, InternalFault, ProtocolFault, SpecdecError, Unavailable, fault
@@ -34,7 +35,6 @@ from specdec.hashing import prefix_hash
 from specdec.terms import FinishReason, RejectionMethod, Result, Step
 
 MAX_RESTARTS = 32  # epochs a generation may burn before it gives up
-MAX_RESYNCS = 32  # times a draft may lose the thread before the session goes on without one
 MAX_EXPIRED = 3  # times one round may expire in the target's queue
 OVERDUE_MARGIN_MS = 500.0  # what an answer may take past the deadline it was given
 
@@ -65,11 +65,7 @@ class Generation:
         self._kv_length = 0  # leading committed tokens believed to be in its KV
         self._block, self._outcome = EMPTY, ""  # of the open round
         self._restarts = self._expired = 0
-        # at the draft
-        self.draft, self.draft_epoch = "", 0
-        self._resyncs = self._silent_graces = 0
-        self._draftless = request.num_speculative_tokens == 0  # for good
-        self._foreign = False  # the lookahead may hold tokens the present draft does not know
+        self.drafting = DraftSide(request)
         self._reader_behind = False
         self._told: list[Command] = []
 
@@ -78,8 +74,7 @@ class Generation:
     def begin(self) -> list[Command]:
         """The first commands. Called once."""
         self._place_target("")
-        if not self._draftless:
-            self._tell(ev.PlaceDraft())
+        self._tell(*self.drafting.want())
         return self._take()
 
     def handle(self, event: ev.Event) -> list[Command]:
@@ -152,55 +147,34 @@ class Generation:
         self._tell(StopTimer(Timer.STEP), StopTimer(Timer.RETRY), StopTimer(Timer.GRACE), Count("replaced"))
         self._place_target(lost)
 
-    def _on_draft_placed(self, draft: str) -> None:
-        if self._draftless or self.draft:
-            return
-        self.draft = draft
-        self._open_draft()
+    # --- the draft ----------------------------------------------------------------------------------------------------
 
-    def _open_draft(self) -> None:
-        r = self.request
-        self.draft_epoch += 1
-        self._silent_graces = 0
-        self._foreign = self.lookahead.nodes > 0 or bool(self._block.tokens)
-        self._to_draft(
-            terms.Open(
-                session_id=r.session_id,
-                epoch=self.draft_epoch,
-                tokens=tuple(self.committed),
-                prompt_length=r.prompt_length,
-                sampling=r.sampling,
-                seed=r.seed,
-                rejection_method=r.rejection_method,
-                draft_method=r.draft_method,
-                budget_tokens=2 * r.num_speculative_tokens + 2,  # a block in flight, its bonus, the next block, one to spare
-                num_speculative_tokens=r.num_speculative_tokens,
-                traceparent=r.traceparent,
-            )
-        )
-        if self.state in (State.VERIFYING, State.BACKING_OFF):
-            self._to_draft(self._sent())
+    def _in_flight(self) -> Block | None:
+        """The block of the open round, None when no round is open."""
+        return self._block if self.state in (State.VERIFYING, State.BACKING_OFF) else None
+
+    def _on_draft_placed(self, draft: str) -> None:
+        self._tell(*self.drafting.placed(draft, self.committed, self.lookahead, self._in_flight()))
 
     def _on_draft_lost(self) -> None:
-        lost, self.draft = self.draft, ""
-        self._tell(Count("draft_lost"), ev.PlaceDraft(lost))
+        self._tell(*self.drafting.lost())
         self._give_up_waiting()
 
-    # --- the draft speaks ---------------------------------------------------------------------------------------------
-
     def _on_drafted(self, said: terms.DraftEvent) -> None:
-        if said.epoch != self.draft_epoch or not self.draft:
+        if said.epoch != self.drafting.epoch or not self.drafting.name:
             self._tell(Count("stale"))
-            return
-        if isinstance(said, terms.Proposal):
+        elif isinstance(said, terms.Proposal):
             self._on_proposal(said)
         elif isinstance(said, terms.Resync):
-            self._on_resync()
+            self._tell(*self.drafting.resync(self.committed, self.lookahead, self._in_flight()))
+            if self.drafting.over:
+                self._give_up_waiting()
         else:
-            self._on_refused(said)
+            self._tell(*self.drafting.refused(said))
+            self._give_up_waiting()
 
     def _on_proposal(self, proposal: terms.Proposal) -> None:
-        self._silent_graces = 0
+        self.drafting.spoke()
         if not self.lookahead.add(proposal):
             self._tell(Count("stale", len(proposal.tokens)))
         if self.state is State.CHOOSING:
@@ -209,32 +183,10 @@ class Generation:
                 self._tell(StopTimer(Timer.GRACE))
                 self._open_round(block, "late")
 
-    def _on_resync(self) -> None:
-        self._resyncs += 1
-        self._tell(Count("resync"))
-        if self._resyncs > MAX_RESYNCS:
-            self._to_draft(terms.CloseDraft(self.request.session_id))
-            self.draft, self._draftless = "", True
-            self._give_up_waiting()
-        else:
-            self._open_draft()
-
-    def _on_refused(self, refused: terms.Refused) -> None:
-        self.draft = ""
-        if refused.retry_after_ms:
-            self._tell(StartTimer(Timer.DRAFT, float(refused.retry_after_ms)))
-        else:
-            self._draftless = True
-        self._give_up_waiting()
-
     def _give_up_waiting(self) -> None:
         if self.state is State.CHOOSING:
             self._tell(StopTimer(Timer.GRACE))
             self._open_round(EMPTY, "no_draft")
-
-    def _to_draft(self, command: terms.Open | terms.Sent | terms.Commit | terms.CloseDraft) -> None:
-        if self.draft:
-            self._tell(ToDraft(self.draft, command))
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -261,9 +213,9 @@ class Generation:
             self._open_round(EMPTY, "off")
         elif room == 0:
             self._open_round(EMPTY, "tail")
-        elif not self.draft:
+        elif not self.drafting.name:
             self._open_round(EMPTY, "no_draft")
-        elif wait_ms := grace_ms(self._max_grace_ms, silent_graces=self._silent_graces):
+        elif wait_ms := self.drafting.grace_ms(self._max_grace_ms):
             self.state = State.CHOOSING
             self._tell(StartTimer(Timer.GRACE, wait_ms))
         else:
@@ -274,11 +226,7 @@ class Generation:
         self._block, self._outcome, self._expired = block, outcome, 0
         self.tally.opened(outcome)
         self._send_step()
-        self._to_draft(self._sent())
-
-    def _sent(self) -> terms.Sent:
-        tokens = self._block.tokens if self._foreign else ()
-        return terms.Sent(self.request.session_id, self.lookahead.length, self.lookahead.hash, len(self._block.tokens), tokens)
+        self._tell(*self.drafting.sent(self.lookahead, block))
 
     def _send_step(self) -> None:
         r, block = self.request, self._block
@@ -369,8 +317,7 @@ class Generation:
         before_hash = self.lookahead.hash
         self.committed += result.tokens
         self.lookahead.commit(result.tokens)
-        self._foreign = self._foreign and self.lookahead.nodes > 0
-        self._to_draft(terms.Commit(self.request.session_id, before, before_hash, result.tokens))
+        self._tell(*self.drafting.committed(before, before_hash, result.tokens, self.lookahead))
         self._next_round()
 
     # --- time and the client ------------------------------------------------------------------------------------------
@@ -378,7 +325,7 @@ class Generation:
     def _on_timer(self, timer: Timer) -> None:
         state = self.state
         if timer is Timer.GRACE and state is State.CHOOSING:
-            self._silent_graces += 1
+            self.drafting.stayed_silent()
             self._tell(Count("grace_expired"))
             self._open_round(EMPTY, "miss")
         elif timer is Timer.RETRY and state is State.BACKING_OFF:
@@ -393,8 +340,8 @@ class Generation:
                     "resume with output_token_ids"
                 )
             )
-        elif timer is Timer.DRAFT and not self.draft and not self._draftless:
-            self._tell(ev.PlaceDraft())
+        elif timer is Timer.DRAFT:
+            self._tell(*self.drafting.want())
 
     def _on_reader_caught_up(self) -> None:
         self._reader_behind = False
@@ -414,6 +361,6 @@ class Generation:
     def _end(self) -> None:
         if self.target:
             self._tell(ToTarget(self.target, terms.Close(self.request.session_id, self.epoch)))
-        self._to_draft(terms.CloseDraft(self.request.session_id))
+        self._tell(*self.drafting.close())
         self.state = State.DONE
         self._tell(ev.Forget())

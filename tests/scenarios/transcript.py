@@ -44,7 +44,9 @@ def _ids(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(",") if word)
 
 
-def _start(prompt: str, k: str = "3", max_tokens: str = "100", window: str = "1000", output: str = "", method: str = "coupled") -> Generation:
+def _start(
+    prompt: str, k: str = "3", max_tokens: str = "100", window: str = "1000", output: str = "", method: str = "coupled"
+) -> Generation:
     request = ev.Admitted(
         session_id="s",
         tokens=_ids(prompt) + _ids(output),
@@ -79,7 +81,7 @@ def _result(g: Generation, tokens: str = "", verified: str = "", accepted: str =
 def _proposal(g: Generation, tokens: str, after: str = "", over: str = "", epoch: str = "", hash: str = "") -> ev.Event:  # noqa: A002
     prefix = [*g.committed[: int(after) if after else None], *_ids(over)]
     value = int(hash) if hash else prefix_hash(prefix)
-    return ev.Drafted(terms.Proposal("s", int(epoch or g.draft_epoch), len(prefix), value, _ids(tokens)))
+    return ev.Drafted(terms.Proposal("s", int(epoch or g.drafting.epoch), len(prefix), value, _ids(tokens)))
 
 
 _EVENTS: dict[str, Callable[..., ev.Event]] = {
@@ -89,8 +91,8 @@ _EVENTS: dict[str, Callable[..., ev.Event]] = {
     "draft_lost": lambda g: ev.DraftLost("gone"),
     "result": _result,
     "proposal": _proposal,
-    "resync": lambda g, have="0": ev.Drafted(terms.Resync("s", g.draft_epoch, int(have))),
-    "refused": lambda g, retry="0": ev.Drafted(terms.Refused("s", g.draft_epoch, "no", int(retry))),
+    "resync": lambda g, have="0": ev.Drafted(terms.Resync("s", g.drafting.epoch, int(have))),
+    "refused": lambda g, retry="0": ev.Drafted(terms.Refused("s", g.drafting.epoch, "no", int(retry))),
     "prefix_needed": lambda g, have, **at: _answered(g, terms.PrefixNeeded(int(have)), **at),
     "unknown_session": lambda g, **at: _answered(g, terms.UnknownSession(), **at),
     "no_room": lambda g, retry="20", **at: _answered(g, terms.NoRoom(int(retry)), **at),

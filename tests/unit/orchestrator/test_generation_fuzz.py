@@ -60,7 +60,7 @@ class World:
         g = self.generation
         if r < 0.01 and g.target:
             return ev.TargetLost("gone")
-        if r < 0.03 and g.draft:
+        if r < 0.03 and g.drafting.name:
             return ev.DraftLost("gone")
         if r < 0.15:
             return self.junk()
@@ -92,7 +92,7 @@ class World:
         if r.random() < 0.05:
             stale = terms.Result(len(g.committed), 0, 0, 0, (4, 4, 4))
             return ev.Answered(terms.Answer("s", g.epoch - r.randint(0, 1), g.round - 1, stale))
-        return ev.Drafted(terms.Proposal("s", g.draft_epoch, len(prefix), name, tuple(tokens)))
+        return ev.Drafted(terms.Proposal("s", g.drafting.epoch, len(prefix), name, tuple(tokens)))
 
     def carry_out(self, commands: list[ev.Command]) -> None:
         for command in commands:

@@ -1,0 +1,107 @@
+"""What one generation has at a draft: placement, its own epoch, and whether waiting for it still makes sense. Pure.
+
+The draft side never decides anything about the text; losing it, being refused by it or hearing nonsense from it only ever means that
+rounds go without proposals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.events import Admitted, Command, Count, PlaceDraft, StartTimer, Timer, ToDraft
+from orchestrator.lookahead import Block, Lookahead
+from orchestrator.pacing import grace_ms
+from specdec import terms
+
+MAX_RESYNCS = 32  # times a draft may lose the thread before the session goes on without one
+
+
+class DraftSide:
+    def __init__(self, request: Admitted) -> None:
+        self._request = request
+        self.name, self.epoch = "", 0
+        self.over = request.num_speculative_tokens == 0  # no draft any more
+        self._foreign = False  # the lookahead may hold tokens that the present draft does not know
+        self._resyncs = self._silent_graces = 0
+
+    # Each method returns the commands it causes.
+
+    def want(self) -> list[Command]:
+        return [] if self.over or self.name else [PlaceDraft()]
+
+    def placed(self, name: str, committed: Sequence[int], lookahead: Lookahead, in_flight: Block | None) -> list[Command]:
+        if self.over or self.name:
+            return []
+        self.name = name
+        return self.open(committed, lookahead, in_flight)
+
+    def open(self, committed: Sequence[int], lookahead: Lookahead, in_flight: Block | None) -> list[Command]:
+        """Begins, or begins again, from the committed tokens; `in_flight` is the block of the open round."""
+        r = self._request
+        self.epoch += 1
+        self._silent_graces = 0
+        self._foreign = lookahead.nodes > 0 or bool(in_flight and in_flight.tokens)
+        told = self._tell(
+            terms.Open(
+                session_id=r.session_id,
+                epoch=self.epoch,
+                tokens=tuple(committed),
+                prompt_length=r.prompt_length,
+                sampling=r.sampling,
+                seed=r.seed,
+                rejection_method=r.rejection_method,
+                draft_method=r.draft_method,
+                budget_tokens=2 * r.num_speculative_tokens + 2,  # a block in flight, its bonus, the next block, one to spare
+                num_speculative_tokens=r.num_speculative_tokens,
+                traceparent=r.traceparent,
+            )
+        )
+        return told if in_flight is None else [*told, *self.sent(lookahead, in_flight)]
+
+    def sent(self, lookahead: Lookahead, block: Block) -> list[Command]:
+        """A block went to the target."""
+        tokens = block.tokens if self._foreign else ()
+        return self._tell(terms.Sent(self._request.session_id, lookahead.length, lookahead.hash, len(block.tokens), tokens))
+
+    def committed(self, length: int, hash_: int, tokens: tuple[int, ...], lookahead: Lookahead) -> list[Command]:
+        """`tokens` were committed after a prefix of `length` tokens; `lookahead` has moved on already."""
+        self._foreign = self._foreign and lookahead.nodes > 0
+        return self._tell(terms.Commit(self._request.session_id, length, hash_, tokens))
+
+    def lost(self) -> list[Command]:
+        lost, self.name = self.name, ""
+        return [Count("draft_lost"), PlaceDraft(lost)]
+
+    def resync(self, committed: Sequence[int], lookahead: Lookahead, in_flight: Block | None) -> list[Command]:
+        """The draft lost the thread; it begins again unless it did so too often."""
+        self._resyncs += 1
+        if self._resyncs <= MAX_RESYNCS:
+            return [Count("resync"), *self.open(committed, lookahead, in_flight)]
+        told = [Count("resync"), *self.close()]
+        self.name, self.over = "", True
+        return told
+
+    def refused(self, refused: terms.Refused) -> list[Command]:
+        self.name = ""
+        if refused.retry_after_ms:
+            return [StartTimer(Timer.DRAFT, float(refused.retry_after_ms))]
+        self.over = True
+        return []
+
+    def close(self) -> list[Command]:
+        return self._tell(terms.CloseDraft(self._request.session_id))
+
+    def spoke(self) -> None:
+        """A proposal came: it is worth waiting for the next one."""
+        self._silent_graces = 0
+
+    def stayed_silent(self) -> None:
+        """A grace passed without a usable proposal."""
+        self._silent_graces += 1
+
+    def grace_ms(self, most: float) -> float:
+        """How long the next round may wait for a proposal."""
+        return grace_ms(most, silent_graces=self._silent_graces)
+
+    def _tell(self, command: terms.DraftCommand) -> list[Command]:
+        return [ToDraft(self.name, command)] if self.name else []

@@ -1,0 +1,78 @@
+"""What the orchestrator's metrics say, from the commands and answers the driver sees. Decides nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator import events as ev
+from orchestrator.peers import Heard
+from orchestrator.tally import WANTED
+from specdec import terms
+from specdec.runtime.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from orchestrator.driver import Driver
+
+
+class Observer:
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._spec_rounds = telemetry.counter("specdec.draft.rounds")
+        self._drafted = telemetry.counter("specdec.draft.tokens")
+        self._accepted = telemetry.counter("specdec.accepted.tokens")
+        self._per_position = telemetry.counter("specdec.accepted.tokens.per_position")
+        self._length = telemetry.histogram("specdec.acceptance.length")
+        self._lookahead = telemetry.counter("specdec.lookahead.rounds")
+        self._draftless = telemetry.counter("specdec.draftless.rounds")
+        self._stale = telemetry.counter("specdec.lookahead.stale")
+        self._rejected = telemetry.counter("specdec.proposals.rejected")
+        self._replaced = telemetry.counter("specdec.session.replacements")
+        self._duration = telemetry.histogram("specdec.round.duration")
+
+    def watch(self, driver: Driver) -> None:
+        """Levels, read when they are scraped."""
+        self._telemetry.gauge("specdec.requests.running", lambda: driver.running)
+        self._telemetry.gauge("specdec.requests.waiting", lambda: driver.waiting)
+        self._telemetry.gauge("specdec.pool.endpoints", lambda: _endpoints(driver))
+
+    def round(self, told: ev.Observe) -> None:
+        """A finished round. Every round without a block has a reason; every round that wanted one has an outcome."""
+        if told.outcome in WANTED:
+            self._lookahead.add(1, outcome="miss" if told.outcome == "no_draft" else told.outcome)
+        if not told.num_verified:
+            self._draftless.add(1, reason=told.outcome)
+            return
+        self._spec_rounds.add(1)
+        self._drafted.add(told.num_verified)
+        self._length.record(told.num_accepted)
+        if told.num_accepted:
+            self._accepted.add(told.num_accepted)
+            for position in range(told.num_accepted):
+                self._per_position.add(1, position=position)
+
+    def answered(self, answer: terms.Answer, took_s: float, heard: Heard) -> None:
+        """A round as seen from here; `wire` is what the target does not account for."""
+        if isinstance(answer.outcome, terms.Result) and heard.engine_us:
+            queue_s, engine_s = answer.queue_us / 1e6, heard.engine_us / 1e6
+            self._duration.record(queue_s, phase="queue")
+            self._duration.record(engine_s, phase="engine")
+            self._duration.record(max(0.0, took_s - queue_s - engine_s), phase="wire")
+
+    def count(self, what: str, amount: int) -> None:
+        if what == "stale":
+            self._stale.add(1)
+        elif what == "broken":
+            self._rejected.add(amount, reason="malformed")
+        elif what == "replaced":
+            self._replaced.add(amount, reason="target_lost", fingerprint="unknown")
+        elif what == "draft_lost":
+            self._replaced.add(amount, reason="draft_lost", fingerprint="unknown")
+
+
+def _endpoints(driver: Driver) -> list[tuple[float, dict[str, str]]]:
+    readings = []
+    for pool in ("target", "draft"):
+        peers = list(driver.pool(pool))
+        up = sum(peer.connected for peer in peers)
+        readings += [(float(up), {"pool": pool, "state": "up"}), (float(len(peers) - up), {"pool": pool, "state": "down"})]
+    return readings
