@@ -60,9 +60,9 @@ class _Progress:
         words = line.split()
         if not words:
             return
-        if words[0] in ("Collecting", "Requirement"):
+        if words[0] == "Collecting" or words[:2] == ["Requirement", "already"]:
             self._seen += 1
-            name = words[1] if words[0] == "Collecting" else words[2]
+            name = words[1] if words[0] == "Collecting" else words[3]  # "Requirement already satisfied: name"
             self._show(f"{self._count()} {name}", every=self._EVERY)
         elif words[0] in ("Downloading", "Processing") and len(words) > 1:
             self._show(f"{self._count()} {os.path.basename(words[1])} {' '.join(words[2:4])}", every=0)
