@@ -21,7 +21,7 @@ SETTINGS: dict[str, frozenset[str]] = {
     },
     "orchestrator": COMMON | {
         "TARGETS", "DRAFTS", "TOKENIZER", "NUM_SPECULATIVE_TOKENS", "REJECTION_SAMPLE_METHOD", "DRAFT_SAMPLE_METHOD",
-        "MAX_RUNNING", "MAX_WAITING", "MAX_GRACE_MS", "STEP_DEADLINE_MS",
+        "MAX_RUNNING", "MAX_WAITING", "MAX_GRACE_MS", "STEP_DEADLINE_MS", "PLACEMENT_WAIT_MS",
     },
 }  # fmt: skip
 

@@ -126,8 +126,8 @@ def _is_service_link(name: str, value: str) -> bool:
 
 
 def _closest(name: str, fields: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(fields))}"
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in fields], n=1)
+    return f"; did you mean {PREFIX}{near[0]}?" if near else f"; known are {', '.join(sorted(fields))}"
 
 
 def _parse(kind: Any, text: str) -> Any:

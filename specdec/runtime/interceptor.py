@@ -1,0 +1,111 @@
+"""The server's one interceptor: trace context in, faults to status, `rpc.server.call.duration` out.
+
+Handlers may be async generators or coroutines that call context.write; both come out as what they were. A handler just raises one of
+specdec.errors and the caller gets its status. A defect becomes INTERNAL and a log line. A cancellation that is not the caller's own is
+answered too; left alone it would keep the caller waiting for ever (grpc/grpc#29248).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from specdec import status
+from specdec.errors import InternalFault, SpecdecError
+from specdec.runtime.telemetry import Telemetry
+from specdec.runtime.trace import current_traceparent, parse
+
+OWN_PREFIX = "/specdec.v1."
+log = logging.getLogger(__name__)
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Watches our own methods only; health and reflection pass untouched."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._duration = telemetry.histogram("rpc.server.call.duration")
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith(OWN_PREFIX):
+            return handler
+        sent = next((value for key, value in handler_call_details.invocation_metadata or () if key == "traceparent"), "")
+        header = sent if isinstance(sent, str) and parse(sent) else ""
+        return self._wrapped(handler, method.removeprefix("/"), header)
+
+    def _wrapped(self, handler: Any, method: str, header: str) -> grpc.RpcMethodHandler[Any, Any]:
+        kind = ("stream" if handler.request_streaming else "unary") + "_" + ("stream" if handler.response_streaming else "unary")
+        inner = getattr(handler, kind)
+        outer = self._generator(inner, method, header) if inspect.isasyncgenfunction(inner) else self._coroutine(inner, method, header)
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        made: grpc.RpcMethodHandler[Any, Any] = make(outer, handler.request_deserializer, handler.response_serializer)
+        return made
+
+    def _generator(self, inner: Callable[..., AsyncGenerator[Any]], method: str, header: str) -> Callable[..., AsyncIterator[Any]]:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            # Closed here and now: an abandoned generator would run its finally blocks whenever the collector likes.
+            async with self._around(context, method, header), contextlib.aclosing(inner(request, context)) as items:
+                async for item in items:
+                    yield item
+
+        return call
+
+    def _coroutine(self, inner: Callable[..., Awaitable[Any]], method: str, header: str) -> Callable[..., Awaitable[Any]]:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            async with self._around(context, method, header):
+                return await inner(request, context)
+
+        return call
+
+    @contextlib.asynccontextmanager
+    async def _around(self, context: grpc.aio.ServicerContext[Any, Any], method: str, header: str) -> AsyncIterator[None]:
+        current_traceparent.set(header)  # the handler runs in a task of its own, so this ends with the call
+        started, code = time.perf_counter(), "OK"
+        try:
+            yield
+            code = _code(context)
+        except GeneratorExit:
+            code = "CANCELLED"
+            raise
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            if context.cancelled() or context.done() or _being_cancelled():
+                raise
+            log.error("%s: work was cancelled from inside", method)
+            await status.abort(context, InternalFault("the work for this call was cancelled inside the service"))
+        except grpc.aio.AbortError:
+            code = _code(context)
+            raise
+        except Exception as error:
+            code = status.code_of(error).name
+            if not isinstance(error, SpecdecError) or isinstance(error, InternalFault):
+                log.exception("%s failed", method)
+            await status.abort(context, error)
+        finally:
+            labels = {"rpc.system.name": "grpc", "rpc.method": method, "rpc.status_code": code}
+            self._duration.record(time.perf_counter() - started, labels)
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _code(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    code = context.code()
+    if isinstance(code, int):
+        return status.CODES.get(code, grpc.StatusCode.UNKNOWN).name
+    return code.name if code is not None else "OK"

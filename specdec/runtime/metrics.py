@@ -1,0 +1,80 @@
+"""The metrics that exist, in one table: kind, unit, description, label keys, buckets. Knows no SDK.
+
+Every label has a small closed set of values: outcomes, reasons, phases, states, pools, positions up to the block length, our own gRPC
+methods. Sessions, requests, addresses and token ids never become labels. Names, units and histograms of `gen_ai.*` and `rpc.*` follow
+OpenTelemetry's semantic conventions; buckets are extended below 10 ms, where tokens of this system live.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+PER_TOKEN = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+COUNTS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 12.0, 16.0, 24.0, 32.0)
+ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
+
+
+class Kind(enum.Enum):
+    COUNTER = "counter"
+    UP_DOWN = "up_down"  # a level moved by +1 and -1
+    GAUGE = "gauge"  # a level read by a callback at scrape time
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    kind: Kind
+    unit: str
+    description: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+def _counter(unit: str, description: str, *labels: str) -> Metric:
+    return Metric(Kind.COUNTER, unit, description, labels)
+
+
+def _gauge(unit: str, description: str, *labels: str) -> Metric:
+    return Metric(Kind.GAUGE, unit, description, labels)
+
+
+def _histogram(unit: str, description: str, buckets: tuple[float, ...], *labels: str) -> Metric:
+    return Metric(Kind.HISTOGRAM, unit, description, labels, buckets)
+
+
+_GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name")
+_RPC = ("rpc.system.name", "rpc.method", "rpc.status_code")
+
+METRICS: dict[str, Metric] = {
+    "specdec.requests.running": _gauge("{request}", "Generations in progress."),
+    "specdec.requests.waiting": _gauge("{request}", "Generations admitted and not yet started."),
+    "specdec.requests.refused": _counter("{request}", "Requests refused at admission.", "reason"),
+    "specdec.draft.rounds": _counter("{round}", "Rounds with a block."),
+    "specdec.draft.tokens": _counter("{token}", "Proposed tokens that were verified."),
+    "specdec.accepted.tokens": _counter("{token}", "Proposed tokens that were kept."),
+    "specdec.accepted.tokens.per_position": _counter("{token}", "Kept tokens by slot of the block, from 0.", "position"),
+    "specdec.acceptance.length": _histogram("{token}", "Kept proposals of a round with a block.", COUNTS),
+    "specdec.lookahead.rounds": _counter(
+        "{round}", "Rounds that wanted speculation, by what the lookahead had when the commit came: hit, late, ngram, miss.", "outcome"
+    ),
+    "specdec.lookahead.stale": _counter("{proposal}", "Proposals whose prefix no longer was one."),
+    "specdec.proposals.rejected": _counter("{proposal}", "Proposals that could not be used: malformed, unknown ids.", "reason"),
+    "specdec.draftless.rounds": _counter("{round}", "Rounds without a block, by why.", "reason"),
+    "specdec.draft.wasted_tokens": _counter("{token}", "Drafted tokens that no target verified."),
+    "specdec.round.duration": _histogram("s", "Time of a round by phase: queue, engine, wire, wait.", SECONDS, "phase"),
+    "specdec.step.duration": _histogram("s", "Engine steps.", SECONDS),
+    "specdec.batch.size": _histogram("{row}", "Rows of an engine step.", ROWS),
+    "specdec.queue.duration": _histogram("s", "Time an item waited before its engine step.", SECONDS),
+    "specdec.kv_cache.utilization": _gauge("1", "Share of the KV room in use."),
+    "specdec.sessions": _gauge("{session}", "Sessions held."),
+    "specdec.pool.endpoints": _gauge("{endpoint}", "Known replicas by pool and state.", "pool", "state"),
+    "specdec.session.replacements": _counter("{session}", "Sessions moved to another replica.", "reason", "fingerprint"),
+    "gen_ai.server.request.duration": _histogram("s", "Time of a generation.", SECONDS, *_GEN_AI, "error.type"),
+    "gen_ai.server.time_to_first_token": _histogram("s", "Time to the first token.", SECONDS, *_GEN_AI),
+    "gen_ai.server.time_per_output_token": _histogram("s", "Time per token after the first.", PER_TOKEN, *_GEN_AI),
+    "rpc.server.call.duration": _histogram("s", "Time of an incoming call.", SECONDS, *_RPC),
+}
+
+GEN_AI_LABELS = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "specdec"}

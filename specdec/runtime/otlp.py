@@ -1,0 +1,72 @@
+"""Spans as OTLP/HTTP JSON (opentelemetry-proto, `v1/traces`). Standard library only: a collector needs no further package here.
+
+Takes whatever looks like an SDK span, so that this file imports no SDK.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+TIMEOUT_S = 2.0  # of one export; nothing is retried: a collector that is away costs spans, never time
+_STATUS = {"UNSET": 0, "OK": 1, "ERROR": 2}
+
+
+def encode(spans: Sequence[Any]) -> bytes:
+    """One ExportTraceServiceRequest; all spans share the first one's resource."""
+    resource = {"attributes": _attributes(spans[0].resource.attributes)}
+    scope = {"scope": {"name": "specdec"}, "spans": [_span(span) for span in spans]}
+    return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}).encode()
+
+
+def post(endpoint: str, body: bytes) -> bool:
+    """Whether the collector took it."""
+    url = endpoint.rstrip("/") + "/v1/traces"
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            return bool(200 <= response.status < 300)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _span(span: Any) -> dict[str, Any]:
+    context, parent = span.context, span.parent
+    entry = {
+        "traceId": f"{context.trace_id:032x}",
+        "spanId": f"{context.span_id:016x}",
+        "name": span.name,
+        "kind": span.kind.value + 1,  # the SDK counts from 0, the protocol keeps 0 for "unspecified"
+        "startTimeUnixNano": str(span.start_time),
+        "endTimeUnixNano": str(span.end_time),
+        "attributes": _attributes(span.attributes or {}),
+        "events": [_event(event) for event in span.events],
+        "links": [{"traceId": f"{k.context.trace_id:032x}", "spanId": f"{k.context.span_id:016x}"} for k in span.links],
+        "status": {"code": _STATUS[span.status.status_code.name], "message": span.status.description or ""},
+    }
+    if parent is not None:
+        entry["parentSpanId"] = f"{parent.span_id:016x}"
+    return entry
+
+
+def _event(event: Any) -> dict[str, Any]:
+    return {"timeUnixNano": str(event.timestamp), "name": event.name, "attributes": _attributes(event.attributes or {})}
+
+
+def _attributes(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
+
+
+def _value(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return {"arrayValue": {"values": [_value(entry) for entry in value]}}
+    return {"stringValue": str(value)}

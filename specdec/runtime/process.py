@@ -1,0 +1,58 @@
+"""What a process does to itself before it loads anything: its CPUs, its priority, and how it learns that its parent is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from specdec.runtime.settings import CommonSettings, SettingsError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def prepare(settings: CommonSettings) -> None:
+    """Call from the main thread, before threads exist: affinity and priority are inherited by threads made later, and the kernel sends the
+    death signal when the *thread* that made this process ends."""
+    if settings.die_with_parent:
+        die_with_parent(signal.SIGTERM)
+    if settings.cpu_affinity and hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, settings.cpu_affinity)
+        except OSError as error:
+            usable = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+            raise SettingsError(f"SPECDEC_CPU_AFFINITY: {error.strerror}; this process may use {usable}") from error
+    if settings.nice:
+        os.nice(settings.nice)
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Linux only; elsewhere the pipe does the work. Ends at once where the parent died before this call."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0) != 0:
+        return
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal_number)
+
+
+def watch_pipe(descriptor: int, gone: Callable[[], object]) -> threading.Thread:
+    """Calls `gone` from a thread when the other end of the pipe closes: the parent, and whoever inherited its end, are gone.
+
+    Unlike the death signal this also works when the parent is not the direct parent, and on every Unix.
+    """
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(descriptor, 1):
+                pass
+        gone()
+
+    thread = threading.Thread(target=wait, name="parent-pipe", daemon=True)
+    thread.start()
+    return thread
