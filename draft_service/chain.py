@@ -1,0 +1,149 @@
+"""One session's tokens at the draft: what is committed, then the one chain of undecided tokens that continues it. Pure; knows no
+engine, clock or session. The place where a tree of continuations would grow.
+
+Rules
+1. tokens = committed tokens, then undecided ones (drafted here, or a block from elsewhere that is in flight).
+2. `kv` counts the leading tokens whose keys and values the engine holds for exactly these tokens. It never exceeds the tokens, and a
+   token that changes takes everything from its place on out of `kv`. The engine may hold more; the next step truncates it to `kv`.
+3. `pushed` counts the leading tokens the orchestrator knows; committed <= pushed <= len(tokens).
+4. Results of a step are compared with the tokens as they are now, not as they were planned: what still agrees is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.hashing import PrefixHash
+from specdec.terms import DraftDistribution
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One drafted token; `confidence` = largest value of q at its place; `distribution` only under the standard method."""
+
+    token: int
+    confidence: float = 0.0
+    distribution: DraftDistribution | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Drafted tokens that continue the first `prefix_length` tokens."""
+
+    prefix_length: int
+    prefix_hash: int
+    drafts: tuple[Draft, ...]
+
+
+class Chain:
+    def __init__(self, committed: Sequence[int]) -> None:
+        self.tokens = list(committed)
+        self.committed = self.pushed = len(self.tokens)
+        self.kv = 0
+        self._hash = PrefixHash(self.tokens)  # of the committed tokens
+        self._drafts: list[Draft | None] = []  # one per undecided token; None = not drafted here
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def unfed(self) -> int:
+        """Tokens the engine has not seen; at least 1 whenever a token is wanted, since drafting leaves the newest one out."""
+        return len(self.tokens) - self.kv
+
+    @property
+    def last_draft(self) -> Draft | None:
+        """The newest undecided token if it was drafted here."""
+        return self._drafts[-1] if self._drafts else None
+
+    def names(self, length: int, hash_: int) -> bool:
+        """Whether (length, hash) names a prefix of these tokens, undecided ones included."""
+        return 0 < length <= len(self.tokens) and self._hash_at(length) == hash_
+
+    def _hash_at(self, length: int) -> int:
+        if length < self.committed:  # a late command: rare, so the hash is not kept
+            return PrefixHash(self.tokens[:length]).value
+        return self._hash.copy().extend(self.tokens[self.committed : length]).value
+
+    def commit(self, start: int, tokens: Sequence[int]) -> int | None:
+        """Takes `tokens` as decided from index `start` on; the caller has checked that `names(start, …)`.
+
+        Returns the number of undecided tokens that were dropped (0 = all fitted), or None, changing nothing, when they contradict
+        what is committed.
+        """
+        overlap = max(0, self.committed - start)
+        if list(tokens[:overlap]) != self.tokens[start : start + min(overlap, len(tokens))]:
+            return None
+        end = start + len(tokens)
+        if end <= self.committed:
+            return 0  # a repeat
+        dropped = self._overwrite(start, tokens)
+        self._hash.extend(self.tokens[self.committed : end])
+        del self._drafts[: end - self.committed]
+        self.committed = end
+        self.pushed = max(self.pushed, end)
+        return dropped
+
+    def assume(self, start: int, block: Sequence[int]) -> int:
+        """A block drafted elsewhere is in flight from index `start` >= committed on. Returns the number of tokens dropped."""
+        dropped = self._overwrite(start, block)
+        self.pushed = max(self.pushed, start + len(block))
+        return dropped
+
+    def _overwrite(self, start: int, tokens: Sequence[int]) -> int:
+        """Makes tokens[start:] begin with `tokens`. What agrees stays, with all that follows; the first difference cuts."""
+        place = start
+        for token in tokens:
+            if place == len(self.tokens) or self.tokens[place] != token:
+                break
+            place += 1
+        if place - start == len(tokens):
+            return 0
+        dropped = len(self.tokens) - place
+        del self.tokens[place:]
+        del self._drafts[place - self.committed :]
+        rest = tokens[place - start :]
+        self.tokens.extend(rest)
+        self._drafts.extend([None] * len(rest))
+        self.kv = min(self.kv, place)
+        self.pushed = min(self.pushed, place)
+        return dropped
+
+    def absorb(self, start: int, fed: Sequence[int], drafts: Sequence[Draft]) -> int:
+        """A step wrote K/V of `fed` from index `start` on, drew `drafts` after it and fed all of them but the last.
+
+        Returns how many of the drafts joined. Tokens may have changed since the step was planned.
+        """
+        if self.kv < start:  # cut below the step's beginning: the engine's K/V from here on belong to other tokens
+            return 0
+        place = start + len(fed)
+        joined = self._join(place, drafts) if self.tokens[start:place] == list(fed) else 0
+        for token in (*fed, *(d.token for d in drafts[:-1])):
+            if self.kv == len(self.tokens) or self.tokens[self.kv] != token:
+                break
+            self.kv += 1
+        return joined
+
+    def _join(self, place: int, drafts: Sequence[Draft]) -> int:
+        """Appends drafts that continue tokens[:place], as far as they agree with what is there by now."""
+        joined = 0
+        for draft in drafts:
+            if place < len(self.tokens):
+                if self.tokens[place] != draft.token:
+                    break
+            else:
+                self.tokens.append(draft.token)
+                self._drafts.append(draft)
+                joined += 1
+            place += 1
+        return joined
+
+    def take_unpushed(self) -> Piece | None:
+        """What the orchestrator does not know yet, marked as known."""
+        drafts = [d for d in self._drafts[self.pushed - self.committed :] if d is not None]
+        if not drafts:
+            return None
+        piece = Piece(self.pushed, self._hash_at(self.pushed), tuple(drafts))
+        self.pushed = len(self.tokens)
+        return piece

@@ -1,0 +1,360 @@
+"""The draft's decisions: commands in, events out, one batched engine step at a time. Owned by the event loop; touches no engine, clock,
+socket or tensor.
+
+    apply(stream, command) -> events        at any time, also while a step runs
+    plan() -> DraftPlan | None              None = nothing to do
+    commit_step(plan, outcome) -> events    what the step gave, where it still fits
+
+Rules
+1. Sessions are keyed (stream, session id). A session that was refused or lost stays closed: further commands for it are ignored until
+   it is opened again or closed by the other side. Every refusal is told once.
+2. A command that names a prefix must name one of ours: of the committed tokens, or of the undecided ones that follow (a peer that is
+   ahead). Late ones (an older prefix) are repeats and change nothing; anything else means the thread is lost: Resync.
+3. A plan takes the most urgent sessions within the row budget. A long prompt enters in chunks, so that the others keep drafting, and no
+   token is drafted before all of it is in.
+4. Room for keys and values is booked when a session opens or grows, for all it may draft; without room the session is refused alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from draft_service.plan import Chooser, DraftPlan, DraftRow, PlanOutcome, RowOutcome
+from draft_service.session import MAX_BROKEN, Bounds, Session
+from draft_service.tally import Tally
+from specdec.errors import InvalidRequest
+from specdec.terms import (
+    LEGAL_METHODS,
+    MAX_ID_BYTES,
+    CloseDraft,
+    Commit,
+    DraftCommand,
+    DraftEvent,
+    DraftLoad,
+    Open,
+    Pause,
+    Refused,
+    Resync,
+    Sent,
+)
+
+MAX_GONE = 4096  # refused or lost sessions remembered until they are closed
+RETRY_MS = 1000
+
+Addressed = tuple[int, DraftEvent]
+"""Stream and event."""
+
+
+class Room(Protocol):
+    """The part of the engine's KvBudget that is used here."""
+
+    total_tokens: int
+
+    @property
+    def used_tokens(self) -> int: ...
+
+    def grow(self, session: int, tokens: int) -> bool:
+        """Books room for `tokens` tokens of a session in all; False, changing nothing, when there is none."""
+
+    def release(self, session: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`vocab_size` = ids the tokenizer knows, `window` = longest sequence of the draft model, `step_rows` = tokens fed in one pass,
+    `chunk_rows` = tokens of one prompt in a pass while there are other sessions."""
+
+    vocab_size: int
+    window: int
+    eos_ids: tuple[int, ...]
+    max_sessions: int = 64
+    max_block: int = 16
+    max_budget: int = 64
+    step_rows: int = 256
+    chunk_rows: int = 64
+
+
+@dataclass(slots=True)
+class _State:
+    sessions: dict[tuple[int, str], Session] = field(default_factory=dict)
+    by_handle: dict[int, Session] = field(default_factory=dict)
+    gone: OrderedDict[tuple[int, str], None] = field(default_factory=OrderedDict)
+    release: list[int] = field(default_factory=list)
+    touched: dict[int, Session] = field(default_factory=dict)  # may have something to tell
+    handles: int = 0
+    plans: int = 0
+
+
+class Drafter:
+    def __init__(self, limits: Limits, room: Room, make_chooser: Callable[[Open], Chooser]) -> None:
+        self.limits, self.tally = limits, Tally()
+        self._room, self._make_chooser = room, make_chooser
+        self._state = _State()
+
+    # ------------------------------------------------------------------------------------------------ commands
+
+    def apply(self, stream: int, command: DraftCommand) -> list[Addressed]:
+        """Never raises for what a peer sent: what cannot be served is refused and its session closed, the others go on."""
+        key = (stream, command.session_id)
+        try:
+            if isinstance(command, Open):
+                return self._open(key, command) + self._tell()
+            session = self._state.sessions.get(key)
+            if session is None:
+                return self._unknown(key, command)
+            return self._command(session, command) + self._tell()
+        except InvalidRequest as error:
+            return self.reject(stream, command.session_id, command.epoch if isinstance(command, Open) else 0, str(error))
+
+    def reject(self, stream: int, session_id: str, epoch: int, reason: str) -> list[Addressed]:
+        """A command that could not be read. `epoch` 0 = the session's own."""
+        key = (stream, session_id)
+        if key in self._state.gone:
+            return []
+        return self._refuse(key, epoch or self._epoch(key), reason, 0)
+
+    def close_stream(self, stream: int) -> None:
+        """The stream ended: its sessions go."""
+        for key in [k for k in self._state.sessions if k[0] == stream]:
+            self._drop(key)
+        for key in [k for k in self._state.gone if k[0] == stream]:
+            del self._state.gone[key]
+
+    def _open(self, key: tuple[int, str], command: Open) -> list[Addressed]:
+        held = self._state.sessions.get(key)
+        if held is not None and command.epoch <= held.epoch:
+            event = Refused(command.session_id, command.epoch, f"epoch: {held.epoch} is open here, send a higher one", 0)
+            return [(key[0], event)]
+        self._drop(key)
+        self._state.gone.pop(key, None)
+        self._check_open(command)
+        bounds = self._bounds(command)
+        if len(command.tokens) >= bounds.limit:
+            return self._beyond(key, command.epoch)
+        if len(self._state.sessions) >= self.limits.max_sessions:
+            return self._refuse(key, command.epoch, f"no room: {self.limits.max_sessions} sessions are open", RETRY_MS)
+        handle = self._state.handles = self._state.handles + 1
+        if not self._room.grow(handle, min(len(command.tokens) + bounds.budget, bounds.limit)):
+            return self._refuse(key, command.epoch, "no room for keys and values", RETRY_MS)
+        session = Session(*key, command.epoch, handle, command.tokens, bounds, self._make_chooser(command))
+        self._state.sessions[key] = self._state.by_handle[handle] = session
+        return []
+
+    def _command(self, session: Session, command: DraftCommand) -> list[Addressed]:
+        if isinstance(command, Sent):
+            return self._sent(session, command)
+        if isinstance(command, Commit):
+            return self._commit(session, command)
+        if isinstance(command, CloseDraft):
+            self._drop((session.stream, session.session_id))
+        else:
+            session.paused = isinstance(command, Pause)
+            self._state.touched[session.handle] = session
+        return []
+
+    def _unknown(self, key: tuple[int, str], command: DraftCommand) -> list[Addressed]:
+        if isinstance(command, CloseDraft):
+            self._state.gone.pop(key, None)
+            return []
+        if key in self._state.gone:
+            return []
+        _check_name(command.session_id)
+        self._bury(key)
+        return [(key[0], Resync(command.session_id, 0, 0))]
+
+    def _sent(self, session: Session, command: Sent) -> list[Addressed]:
+        if command.num_proposed > self.limits.max_block:
+            raise InvalidRequest("sent.num_proposed", f"must be at most {self.limits.max_block}, got {command.num_proposed}")
+        if command.tokens and len(command.tokens) != command.num_proposed:
+            raise InvalidRequest("sent.tokens", f"must hold num_proposed ({command.num_proposed}) ids or none")
+        self._check_ids("sent.tokens", command.tokens)
+        chain = session.chain
+        if not chain.names(command.prefix_length, command.prefix_hash):
+            return self._lost(session)
+        if command.prefix_length < chain.committed:
+            return []  # late: that block is decided
+        before = len(chain)
+        dropped = session.sent(command.prefix_length, command.num_proposed, command.tokens)
+        self.tally.waste(dropped, before, 0)
+        self._state.touched[session.handle] = session
+        return []
+
+    def _commit(self, session: Session, command: Commit) -> list[Addressed]:
+        if not command.tokens:
+            raise InvalidRequest("commit.tokens", "must hold at least one token")
+        self._check_ids("commit.tokens", command.tokens)
+        chain, bounds = session.chain, session.bounds
+        if not chain.names(command.prefix_length, command.prefix_hash):
+            return self._lost(session)
+        before, verified, committed = len(chain), session.block_end or 0, chain.committed
+        drafted, own = session.drafted, session.own_block
+        dropped = session.commit(command.prefix_length, command.tokens)
+        if dropped is None:
+            return self._lost(session)
+        if chain.committed == committed:
+            return []  # a repeat
+        self.tally.waste(dropped, before, verified)
+        behind = dropped == 0 and not session.paused and len(chain) < min(chain.committed + bounds.k, bounds.limit)
+        self.tally.round(drafted, own, behind)
+        if chain.committed >= bounds.limit:
+            return self._beyond((session.stream, session.session_id), session.epoch)
+        if not self._room.grow(session.handle, min(chain.committed + bounds.budget, bounds.limit)):
+            return self._refuse((session.stream, session.session_id), session.epoch, "no room for keys and values", RETRY_MS)
+        self._state.touched[session.handle] = session
+        return []
+
+    # ------------------------------------------------------------------------------------------------ steps
+
+    def plan(self) -> DraftPlan | None:
+        """The next engine step, None when no session wants a token. Only one plan is out at a time."""
+        release = tuple(self._state.release)
+        self._state.release.clear()
+        waiting = sorted((s for s in self._state.sessions.values() if s.wanted), key=lambda s: s.urgency)
+        if not waiting:
+            return DraftPlan((), 0, release) if release else None
+        self._state.plans += 1
+        rows: list[DraftRow] = []
+        left, alone = self.limits.step_rows, self.num_sessions == 1
+        for session in waiting:
+            if left == 0:
+                break
+            row = self._row(session, left if alone else min(left, self.limits.chunk_rows))
+            session.served = self._state.plans
+            left -= len(row.tokens)
+            rows.append(row)
+        complete = len(rows) == len(waiting) and all(row.draws for row in rows)
+        return DraftPlan(tuple(rows), min(row.draws for row in rows) if complete else 1, release)
+
+    def _row(self, session: Session, most: int) -> DraftRow:
+        chain = session.chain
+        fed = tuple(chain.tokens[chain.kv : chain.kv + most])
+        draws = session.wanted if len(fed) == chain.unfed else 0
+        bounds = session.bounds
+        output = tuple(chain.tokens[bounds.prompt_length :]) if draws else ()
+        return DraftRow(session.handle, chain.kv, fed, draws, session.choose, output, bounds.ends, bounds.ends_from)
+
+    def commit_step(self, plan: DraftPlan, outcome: PlanOutcome) -> list[Addressed]:
+        """Takes what a step gave. Sessions may have changed or gone since it was planned."""
+        events: list[Addressed] = []
+        self.tally.steps += outcome.steps
+        for i, row in enumerate(plan.rows):
+            session = self._state.by_handle.get(row.handle)
+            if session is None:
+                continue
+            if outcome.fault:
+                key = (session.stream, session.session_id)
+                events += self._refuse(key, session.epoch, f"the engine failed: {outcome.fault}", RETRY_MS)
+            else:
+                events += self._absorb(session, row, outcome.rows[i])
+        return events + self._tell()
+
+    def _absorb(self, session: Session, row: DraftRow, outcome: RowOutcome) -> list[Addressed]:
+        drafts = outcome.drafts
+        joined = session.chain.absorb(row.start, row.tokens, drafts)
+        session.drafted += joined
+        self.tally.tokens += len(drafts)
+        self.tally.wasted_tokens += len(drafts) - joined
+        self._state.touched[session.handle] = session
+        if not outcome.broken:
+            session.broken = 0 if drafts else session.broken
+            return []
+        session.chain.kv = min(session.chain.kv, row.start)
+        session.stalled = True
+        session.broken += 1
+        self.tally.broken += 1
+        if session.broken < MAX_BROKEN:
+            return []
+        return self._refuse(
+            (session.stream, session.session_id),
+            session.epoch,
+            "the draft has nothing to propose: logits that are not finite, or no allowed id",
+            0,
+        )
+
+    def _tell(self) -> list[Addressed]:
+        touched, self._state.touched = self._state.touched, {}
+        told = ((s.stream, s.proposal()) for s in touched.values())
+        return [(stream, event) for stream, event in told if event is not None]
+
+    # ------------------------------------------------------------------------------------------------ bookkeeping
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._state.sessions)
+
+    def session(self, stream: int, session_id: str) -> Session | None:
+        return self._state.sessions.get((stream, session_id))
+
+    def load(self) -> DraftLoad:
+        tally, room = self.tally, self._room
+        return DraftLoad(tally.needed_share, tally.late_share, self.num_sessions, room.used_tokens, room.total_tokens)
+
+    def _epoch(self, key: tuple[int, str]) -> int:
+        session = self._state.sessions.get(key)
+        return session.epoch if session is not None else 0
+
+    def _drop(self, key: tuple[int, str]) -> None:
+        session = self._state.sessions.pop(key, None)
+        if session is None:
+            return
+        del self._state.by_handle[session.handle]
+        self._state.touched.pop(session.handle, None)
+        self._state.release.append(session.handle)
+        self._room.release(session.handle)
+
+    def _bury(self, key: tuple[int, str]) -> None:
+        self._drop(key)
+        self._state.gone[key] = None
+        if len(self._state.gone) > MAX_GONE:
+            self._state.gone.popitem(last=False)
+
+    def _refuse(self, key: tuple[int, str], epoch: int, reason: str, retry_after_ms: int) -> list[Addressed]:
+        self._bury(key)
+        self.tally.refused += 1
+        return [(key[0], Refused(key[1], epoch, reason, retry_after_ms))]
+
+    def _beyond(self, key: tuple[int, str], epoch: int) -> list[Addressed]:
+        return self._refuse(key, epoch, f"beyond the draft's window of {self.limits.window} tokens or the request's end", 0)
+
+    def _lost(self, session: Session) -> list[Addressed]:
+        self._bury((session.stream, session.session_id))
+        return [(session.stream, Resync(session.session_id, session.epoch, session.chain.committed))]
+
+    # ------------------------------------------------------------------------------------------------ checks
+
+    def _bounds(self, command: Open) -> Bounds:
+        sampling, limits = command.sampling, self.limits
+        limit = limits.window
+        if sampling.max_tokens is not None:
+            limit = min(limit, command.prompt_length + sampling.max_tokens)
+        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(limits.eos_ids))
+        budget = min(command.budget_tokens or limits.max_budget, limits.max_budget)
+        ends_from = command.prompt_length + sampling.min_tokens
+        return Bounds(command.num_speculative_tokens, budget, limit, ends, ends_from, command.prompt_length)
+
+    def _check_open(self, command: Open) -> None:
+        _check_name(command.session_id)
+        if command.epoch < 1:
+            raise InvalidRequest("open.epoch", "must be at least 1")
+        if not 1 <= command.num_speculative_tokens <= self.limits.max_block:
+            got = command.num_speculative_tokens
+            raise InvalidRequest("open.num_speculative_tokens", f"must be in [1, {self.limits.max_block}], got {got}")
+        if not 1 <= command.prompt_length <= len(command.tokens):
+            raise InvalidRequest("open.prompt_length", f"must be in [1, {len(command.tokens)}], got {command.prompt_length}")
+        if command.draft_method not in LEGAL_METHODS[command.rejection_method]:
+            pair = f"{command.draft_method.value} does not go with {command.rejection_method.value}"
+            raise InvalidRequest("open.draft_sample_method", pair)
+        self._check_ids("open.tokens", command.tokens)
+        command.sampling.check(self.limits.vocab_size)
+
+    def _check_ids(self, field_name: str, ids: tuple[int, ...]) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < self.limits.vocab_size):
+            raise InvalidRequest(field_name, f"ids must be in [0, {self.limits.vocab_size - 1}]")
+
+
+def _check_name(session_id: str) -> None:
+    if not session_id or len(session_id.encode()) > MAX_ID_BYTES:
+        raise InvalidRequest("session_id", f"must be 1 to {MAX_ID_BYTES} bytes")

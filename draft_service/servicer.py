@@ -1,0 +1,94 @@
+"""DraftService over gRPC: a reader and a writer per stream. The wire stops here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from draft_service.drafter import RETRY_MS
+from draft_service.outbox import Outbox
+from draft_service.worker import Worker
+from specdec import wire
+from specdec.errors import InvalidRequest, Overloaded, SpecdecError, Unsupported
+from specdec.status import abort
+from specdec.terms import MAX_ID_BYTES, ModelInfo
+from specdec.v1 import draft_pb2, draft_pb2_grpc
+
+BEAT_S = 0.25
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+    def __init__(self, worker: Worker, info: ModelInfo) -> None:
+        self._worker, self._info = worker, info
+
+    async def GetModelInfo(
+        self, request: draft_pb2.DraftServiceGetModelInfoRequest, context: Context
+    ) -> draft_pb2.DraftServiceGetModelInfoResponse:
+        return draft_pb2.DraftServiceGetModelInfoResponse(info=wire.model_info_to_wire(self._info))
+
+    async def Draft(self, requests: AsyncIterator[draft_pb2.DraftRequest], context: Context) -> None:
+        try:
+            stream, outbox = self._worker.attach()
+        except Overloaded as error:
+            await abort(context, error)
+        tasks = (
+            asyncio.create_task(self._read(stream, outbox, requests), name=f"draft-reader-{stream}"),
+            asyncio.create_task(self._write(outbox, context), name=f"draft-writer-{stream}"),
+        )
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except SpecdecError as error:
+            await abort(context, error)
+        finally:
+            self._worker.detach(stream)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, outbox: Outbox, context: Context) -> None:
+        while True:
+            await outbox.wait()
+            events, load = outbox.take(wire.MAX_ITEMS)
+            await context.write(wire.draft_response_to_wire(events, load))
+
+    async def _read(self, stream: int, outbox: Outbox, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
+        """Until the other side is done. Raises for what makes the whole stream meaningless."""
+        named = False
+        async for request in requests:
+            if request.HasField("orchestrator_id") == named:
+                remedy = "belongs to the first message only" if named else "must be in the first message"
+                raise InvalidRequest("orchestrator_id", remedy)
+            if not named:
+                wire.name_from_wire(request.orchestrator_id, "orchestrator_id")
+                named = True
+            wire.bounded(request.commands, wire.MAX_ITEMS, "commands", "MAX_ITEMS")
+            for message in request.commands:
+                self._apply(stream, message)
+            self._worker.wake()
+            if outbox.overflowing:
+                raise Overloaded("the events of this stream are not read", RETRY_MS)
+
+    def _apply(self, stream: int, message: draft_pb2.DraftCommand) -> None:
+        """A command that cannot be read costs its session, not the stream, when it says which session that is."""
+        try:
+            self._worker.apply(stream, wire.draft_command_from_wire(message))
+        except (InvalidRequest, Unsupported) as error:
+            kind = message.WhichOneof("command")
+            inner = getattr(message, kind) if kind else None
+            if inner is None or not 0 < len(inner.session_id.encode()) <= MAX_ID_BYTES:
+                raise
+            self._worker.reject(stream, inner.session_id, getattr(inner, "epoch", 0), str(error))
+
+
+async def beats(worker: Worker) -> None:
+    """Load reports, until cancelled."""
+    while True:
+        await asyncio.sleep(BEAT_S)
+        worker.beat()

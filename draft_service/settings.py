@@ -1,0 +1,23 @@
+"""Settings of the draft service: SPECDEC_* variables, read once at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec.runtime.settings import CommonSettings, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(CommonSettings):
+    model: Path = setting(doc="folder of the draft model, its tokenizer included")
+    dtype: str = setting("int8", choices=("int8", "float32", "float64", "bfloat16"), doc="number format")
+    engine_path: str = setting("auto", choices=("auto", "lean", "generic"), doc="which implementation of the model runs")
+    device: str = setting("cpu", doc="where the model runs")
+    threads: int = setting(1, low=1, high=256, doc="threads inside one operation")
+    kv_tokens: int = setting(16384, low=64, doc="room for keys and values, tokens over all sessions")
+    max_sessions: int = setting(64, low=1, high=4096, doc="most sessions at once, over all streams")
+    max_step_rows: int = setting(256, low=8, high=8192, doc="most tokens fed in one forward pass")
+    self_test: bool = setting(True, doc="prove at start that a row is the same in any batch")
+    budget_tokens: int = setting(64, low=1, high=256, doc="most tokens a session may hold past its last commit, whatever it asks for")
+    max_num_speculative_tokens: int = setting(16, low=1, high=64, doc="longest block a session may ask for")

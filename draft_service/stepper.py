@@ -1,0 +1,86 @@
+"""Runs plans on the engine. Lives on the engine's thread; owns the map from handles to K/V slots and decides nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from draft_service.chain import Draft
+from draft_service.plan import DraftPlan, DraftRow, PlanOutcome, RowOutcome
+from specdec.engine import Segment
+
+log = logging.getLogger("draft")
+
+
+class DraftEngine(Protocol):
+    """The part of the engine's interface that is used here."""
+
+    info: Any
+    kv: Any
+
+    def forward(self, segments: list[Segment]) -> list[Any]: ...
+
+
+class Stepper:
+    def __init__(self, engine: DraftEngine) -> None:
+        self._engine = engine
+        self._slots: dict[int, int] = {}
+
+    def run(self, plan: DraftPlan, interrupted: Callable[[], bool]) -> PlanOutcome:
+        """Up to `plan.steps` forward passes, fewer when `interrupted()` says that a command arrived or a row has nothing more to give.
+
+        Never raises: a failing pass costs the sessions in it.
+        """
+        try:
+            for handle in plan.release:
+                self._close(handle)
+            return self._steps(plan, interrupted) if plan.rows else PlanOutcome(())
+        except Exception as error:
+            log.exception("a draft step failed")
+            for row in plan.rows:
+                self._close(row.handle)
+            return PlanOutcome((), fault=type(error).__name__)
+
+    def _steps(self, plan: DraftPlan, interrupted: Callable[[], bool]) -> PlanOutcome:
+        rows = plan.rows
+        slots = [self._slot(row) for row in rows]
+        drafts: list[list[Draft]] = [[] for _ in rows]
+        outputs = [list(row.output) for row in rows]
+        segments = [
+            Segment(slot, row.start, row.tokens, len(row.tokens) - (1 if row.draws else 0)) for slot, row in zip(slots, rows, strict=True)
+        ]
+        broken: set[int] = set()
+        steps, last = 0, False
+        while not last:
+            logits = self._engine.forward(segments)
+            steps += 1
+            last = steps == plan.steps
+            for i, row in enumerate(rows):
+                if not row.draws:
+                    continue
+                position = row.start + len(row.tokens) + len(drafts[i])
+                draft = row.choose(logits[i][-1], position, outputs[i])
+                if draft is None:
+                    broken.add(i)
+                    last = True
+                    continue
+                drafts[i].append(draft)
+                outputs[i].append(draft.token)
+                last = last or (draft.token in row.ends and position >= row.ends_from)
+                segments[i] = Segment(slots[i], position, (draft.token,), 0)
+            last = last or interrupted()
+        return PlanOutcome(tuple(RowOutcome(tuple(d), i in broken) for i, d in enumerate(drafts)), steps)
+
+    def _slot(self, row: DraftRow) -> int:
+        kv = self._engine.kv
+        slot = self._slots.get(row.handle)
+        if slot is None:
+            slot = self._slots[row.handle] = kv.open()
+        kv.truncate(slot, row.start)
+        return slot
+
+    def _close(self, handle: int) -> None:
+        slot = self._slots.pop(handle, None)
+        if slot is not None:
+            self._engine.kv.close(slot)

@@ -1,0 +1,103 @@
+"""The loop between the decider and the engine's thread: decide → do → tell.
+
+Commands are applied the moment they are read, also while a step runs; they end a run of several forward passes at the next boundary,
+and what a session can use already goes out at once. Without commands one hop to the engine's thread drafts as many tokens as are
+wanted, since a hop costs a good part of a small model's forward pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+from draft_service.drafter import RETRY_MS, Addressed, Drafter
+from draft_service.outbox import Outbox
+from draft_service.plan import DraftPlan, PlanOutcome
+from draft_service.stepper import Stepper
+from specdec.errors import Overloaded
+from specdec.terms import DraftCommand
+
+MAX_STREAMS = 256
+
+
+class Runner(Protocol):
+    """The engine's thread."""
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
+
+
+class Observer(Protocol):
+    """Hears of finished plans; see metrics.py."""
+
+    def stepped(self, plan: DraftPlan, outcome: PlanOutcome, seconds: float) -> None: ...
+
+
+class Worker:
+    def __init__(self, drafter: Drafter, stepper: Stepper, thread: Runner, observer: Observer) -> None:
+        self.drafter = drafter
+        self._stepper, self._thread, self._observer = stepper, thread, observer
+        self._outboxes: dict[int, Outbox] = {}
+        self._streams = 0
+        self._work = asyncio.Event()
+        self._interrupted = False
+
+    def attach(self) -> tuple[int, Outbox]:
+        """A stream began: its number and where its events will be. Raises Overloaded."""
+        if len(self._outboxes) >= MAX_STREAMS:
+            raise Overloaded(f"{MAX_STREAMS} streams are open", RETRY_MS)
+        self._streams += 1
+        outbox = self._outboxes[self._streams] = Outbox()
+        outbox.put_load(self.drafter.load())
+        return self._streams, outbox
+
+    def detach(self, stream: int) -> None:
+        """A stream ended: its sessions go, their K/V with the next plan."""
+        del self._outboxes[stream]
+        self.drafter.close_stream(stream)
+        self.wake()
+
+    def apply(self, stream: int, command: DraftCommand) -> None:
+        """Never raises for what a peer sent. `wake` follows the last of a message."""
+        self.deliver(self.drafter.apply(stream, command))
+
+    def reject(self, stream: int, session_id: str, epoch: int, reason: str) -> None:
+        """A command that could not even be read."""
+        self.deliver(self.drafter.reject(stream, session_id, epoch, reason))
+
+    def deliver(self, events: Iterable[Addressed]) -> None:
+        for stream, event in events:
+            outbox = self._outboxes.get(stream)
+            if outbox is not None:
+                outbox.put(event)
+
+    def beat(self) -> None:
+        """A load report for every stream."""
+        load = self.drafter.load()
+        for outbox in self._outboxes.values():
+            outbox.put_load(load)
+
+    async def run(self) -> None:
+        """Until cancelled. At most one plan is with the engine."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            plan = self.drafter.plan()
+            if plan is None:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            self._interrupted = False
+            began = clock()
+            outcome = await self._thread.run(self._stepper.run, plan, self._is_interrupted)
+            self._observer.stepped(plan, outcome, clock() - began)
+            self.deliver(self.drafter.commit_step(plan, outcome))
+            await asyncio.sleep(0)  # lets commands in that arrived meanwhile
+
+    def wake(self) -> None:
+        """Commands were applied: a running plan ends at its next boundary."""
+        self._interrupted = True
+        self._work.set()
+
+    def _is_interrupted(self) -> bool:
+        """Called from the engine's thread between forward passes."""
+        return self._interrupted
