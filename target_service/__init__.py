@@ -1,1 +1,1 @@
-"""The target service: the model whose text is delivered."""
+"""The target service: scores blocks of proposed tokens with the large model and decides."""

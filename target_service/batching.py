@@ -1,0 +1,103 @@
+"""Which rows make the next engine step, when it is worth waiting for more, and what a step costs. Pure; time comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from target_service.checks import Limits
+from target_service.plan import Row, Score
+from target_service.sessions import Key, Session
+
+PREFILL_SHARE = 8  # one part in so many of the row budget is kept for prefills while decode rows would take all of it
+
+
+def choose_rows(queued: Sequence[Session], limits: Limits) -> list[tuple[Session, Row]]:
+    """Rows of the next step, in order of arrival: sessions that only decode first, then pieces of prefills, within `max_step_rows`.
+
+    A block is scored only together with the last committed token, never before the prompt is complete.
+    """
+    decodes = [s for s in queued if _todo(s) + _block(s) <= 1 + limits.max_num_speculative_tokens]
+    prefills = [s for s in queued if _todo(s) + _block(s) > 1 + limits.max_num_speculative_tokens]
+    chosen: list[tuple[Session, Row]] = []
+    left = limits.max_step_rows
+    kept_back = max(1, limits.max_step_rows // PREFILL_SHARE) if prefills else 0
+    for session in decodes:
+        need = _todo(session) + _block(session)
+        if need <= left - kept_back or not chosen:
+            chosen.append((session, _row(session, limits, _todo(session))))
+            left -= need
+    for session in prefills:
+        todo = _todo(session)
+        size = todo if todo + _block(session) <= left else min(left, todo - 1)
+        if size > 0:
+            row = _row(session, limits, size)
+            chosen.append((session, row))
+            left -= len(row.tokens)
+    return chosen
+
+
+def _todo(session: Session) -> int:
+    """Committed tokens that are not in KV yet, at least 1."""
+    return len(session.tokens) - session.kv_length
+
+
+def _block(session: Session) -> int:
+    assert session.pending is not None
+    return len(session.pending.block)
+
+
+def _row(session: Session, limits: Limits, size: int) -> Row:
+    """The next `size` committed tokens; with the last of them goes the block."""
+    assert session.pending is not None and session.resident is not None
+    start = session.kv_length
+    tokens = tuple(session.tokens[start : start + size])
+    if start + size < len(session.tokens):
+        return Row(session.resident, start, tokens)
+    pending = session.pending
+    score = Score(session.begin, session.tokens, pending.block, pending.distributions, limits.window - len(session.tokens))
+    return Row(session.resident, start, tokens + pending.block, score)
+
+
+class Wave:
+    """After a step that answered several sessions the first to return must not start a batch of one: the others are a moment behind it.
+    The wait ends when all are back, or a fraction of a step later, and there is none while as many others wait already."""
+
+    def __init__(self) -> None:
+        self._size, self._missing, self._until_ms = 0, set[Key](), 0.0
+
+    def begin(self, answered: Iterable[Key], until_ms: float) -> None:
+        self._missing = set(answered)
+        self._size, self._until_ms = len(self._missing), until_ms
+
+    def returned(self, key: Key) -> None:
+        """It is back, or will not come."""
+        self._missing.discard(key)
+
+    def hold_ms(self, queued: int, now_ms: float) -> float:
+        """How much longer to wait before a step with the `queued` sessions."""
+        others = queued - (self._size - len(self._missing))
+        if self._size < 2 or not self._missing or not queued or others >= self._size:
+            return 0.0
+        return max(0.0, self._until_ms - now_ms)
+
+
+class StepCost:
+    """Time of an engine step by its rows: a running mean per power of two, neighbours scaled where nothing was seen."""
+
+    FIRST_GUESS_MS = 50.0
+    WEIGHT = 0.2
+
+    def __init__(self) -> None:
+        self._mean_ms: dict[int, float] = {}
+
+    def seen(self, rows: int, took_ms: float) -> None:
+        bucket = rows.bit_length()
+        mean = self._mean_ms.get(bucket, took_ms)
+        self._mean_ms[bucket] = mean + self.WEIGHT * (took_ms - mean)
+
+    def predicted_ms(self, rows: int) -> float:
+        if not self._mean_ms:
+            return self.FIRST_GUESS_MS
+        bucket = rows.bit_length()
+        nearest = min(self._mean_ms, key=lambda b: abs(b - bucket))
+        return self._mean_ms[nearest]

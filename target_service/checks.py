@@ -1,0 +1,87 @@
+"""Everything a Step may get wrong, found before it can reach the engine. Each check names the field and what would be accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specdec.errors import InvalidRequest, Unsupported
+from specdec.terms import LEGAL_METHODS, Begin, RejectionMethod, Step
+
+MAX_TRACEPARENT_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`window` = longest sequence, prompt and output together, that model and KV pool can hold for one session."""
+
+    vocab_size: int
+    window: int
+    max_sessions: int
+    max_step_rows: int
+    max_num_speculative_tokens: int
+    reserve_tokens: int
+    lease_ms: float
+    retry_after_ms: int = 50
+    wave_fraction: float = 0.2
+
+
+def check_step(step: Step, limits: Limits) -> None:
+    """What can be said of a Step without its session. Raises InvalidRequest or Unsupported."""
+    if step.run_ahead > 0:
+        raise Unsupported("step.run_ahead")
+    _count("step.epoch", step.epoch)
+    _count("step.round", step.round)
+    if step.num_proposed > limits.max_num_speculative_tokens:
+        raise InvalidRequest("step.num_proposed", f"at most {limits.max_num_speculative_tokens}, got {step.num_proposed}")
+    committed = len(step.tokens) - step.num_proposed
+    if step.num_proposed < 0 or committed < 1:
+        raise InvalidRequest("step.tokens", "must hold at least the newest committed token before the proposals")
+    if step.base_length + committed > limits.window:
+        raise InvalidRequest("step.tokens", f"at most {limits.window} committed tokens fit here, got {step.base_length + committed}")
+    _ids("step.tokens", step.tokens, limits.vocab_size)
+
+
+def check_begin(step: Step, begin: Begin, limits: Limits) -> None:
+    """The first Step of an epoch."""
+    if step.base_length != 0:
+        raise InvalidRequest("step.base_length", "must be 0 in the first Step of an epoch")
+    if step.round != 1:
+        raise InvalidRequest("step.round", "must be 1 in the first Step of an epoch")
+    committed = len(step.tokens) - step.num_proposed
+    if not 1 <= begin.prompt_length <= committed:
+        raise InvalidRequest("begin.prompt_length", f"must be in [1, {committed}], the committed tokens sent")
+    begin.sampling.check(limits.vocab_size)
+    if begin.sampling.max_tokens is None:
+        raise InvalidRequest("sampling.max_tokens", "must be complete: the target fills nothing in")
+    if begin.sampling.prompt_logprobs is not None:
+        raise Unsupported("sampling.prompt_logprobs")
+    if begin.draft_method not in LEGAL_METHODS[begin.rejection_method]:
+        legal = " or ".join(m.value for m in LEGAL_METHODS[begin.rejection_method])
+        raise InvalidRequest("begin.draft_sample_method", f"must be {legal} with {begin.rejection_method.value}")
+    if len(begin.traceparent) > MAX_TRACEPARENT_CHARS:
+        raise InvalidRequest("begin.traceparent", f"at most {MAX_TRACEPARENT_CHARS} characters")
+
+
+def check_distributions(step: Step, begin: Begin, limits: Limits) -> None:
+    """q of the proposals, once the session's method is known."""
+    if not step.distributions:
+        return
+    if begin.rejection_method is not RejectionMethod.STANDARD:
+        raise InvalidRequest("step.distributions", "go with rejection_sample_method standard only; leave them out")
+    if len(step.distributions) != step.num_proposed:
+        raise InvalidRequest("step.distributions", f"one per proposal or none: {step.num_proposed} proposals")
+    for index, q in enumerate(step.distributions):
+        if q is not None:
+            q.check(limits.vocab_size, f"step.distributions[{index}]")
+
+
+def _ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    top = max(ids, default=0)
+    if top >= vocab_size:
+        raise InvalidRequest(field, f"token id {top} is not in the vocabulary (0 to {vocab_size - 1})")
+
+
+def _count(field: str, value: int) -> None:
+    if value < 1:
+        raise InvalidRequest(field, "counts from 1")

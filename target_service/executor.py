@@ -1,0 +1,109 @@
+"""The engine thread's part of a step: forward, decide, roll back. One session's trouble stays its own; an exception of the forward
+itself leaves `execute` and ends the process, since nobody knows any more what the KV holds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from specdec.engine import Segment
+
+from specdec.acceptance import verify
+from specdec.errors import EngineFault, InvalidRequest, NonFinite
+from specdec.sampling import Sampler
+from target_service.plan import Decided, Prefilled, Row, RowFault, RowOutcome, Score, StepOutcome, StepPlan, kv_length_after
+
+INVALID_ARGUMENT, INTERNAL = 3, 13  # gRPC status code numbers
+log = logging.getLogger(__name__)
+
+
+class KvStore(Protocol):
+    def open(self) -> int: ...
+    def close(self, slot: int) -> None: ...
+    def length(self, slot: int) -> int: ...
+    def truncate(self, slot: int, length: int) -> None: ...
+
+
+class Engine(Protocol):
+    """The part of specdec.engine.Engine that is used here."""
+
+    @property
+    def kv(self) -> KvStore: ...
+    def forward(self, segments: list[Segment]) -> Sequence[torch.Tensor]: ...
+
+
+class Executor:
+    """Owns slots and samplers of the residents. Every method runs on the engine thread."""
+
+    def __init__(self, engine: Engine, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._engine, self._vocab_size, self._eos_ids = engine, vocab_size, tuple(eos_ids)
+        self._slots: dict[int, int] = {}
+        self._samplers: dict[int, Sampler] = {}
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """Raises EngineFault when the step as a whole failed."""
+        begun = time.perf_counter()
+        try:
+            for resident in plan.drops:
+                self._drop(resident)
+            segments = [Segment(self._slot(row), row.start, row.tokens, row.logits_from) for row in plan.rows]
+            logits = self._engine.forward(segments) if segments else []
+            outcomes = tuple(self._outcome(row, scored) for row, scored in zip(plan.rows, logits, strict=True))
+        except Exception as error:
+            raise EngineFault(f"engine step of {plan.size} rows failed: {type(error).__name__}: {error}") from error
+        return StepOutcome(outcomes, int(1e6 * (time.perf_counter() - begun)))
+
+    def _drop(self, resident: int) -> None:
+        """A resident that was parked before its first row has nothing here."""
+        self._samplers.pop(resident, None)
+        slot = self._slots.pop(resident, None)
+        if slot is not None:
+            self._engine.kv.close(slot)
+
+    def _slot(self, row: Row) -> int:
+        """The row's slot, cut back to where the row starts."""
+        if row.resident not in self._slots:
+            self._slots[row.resident] = self._engine.kv.open()
+        slot = self._slots[row.resident]
+        if self._engine.kv.length(slot) != row.start:
+            self._engine.kv.truncate(slot, row.start)
+        return slot
+
+    def _outcome(self, row: Row, logits: torch.Tensor) -> RowOutcome:
+        """logits [rows scored, head rows]"""
+        if row.score is None:
+            return Prefilled()
+        try:
+            return self._decide(row, row.score, logits)
+        except InvalidRequest as error:
+            return RowFault(INVALID_ARGUMENT, str(error))
+        except NonFinite as error:
+            log.error("session fails alone: %s", error, extra={"resident": row.resident})
+            return RowFault(INTERNAL, str(error))
+        except Exception as error:  # sampling touches this session's state only
+            log.exception("session fails alone", extra={"resident": row.resident})
+            return RowFault(INTERNAL, f"{type(error).__name__}: {error}")
+
+    def _decide(self, row: Row, score: Score, logits: torch.Tensor) -> Decided:
+        begin = score.begin
+        sampler = self._samplers.get(row.resident)
+        if sampler is None:
+            prompt = score.committed[: begin.prompt_length]
+            sampler = Sampler(begin.sampling, begin.seed, self._vocab_size, self._eos_ids, prompt)
+            self._samplers[row.resident] = sampler
+        verdict = verify(logits, score.block, score.distributions, sampler, score.output, begin.rejection_method, score.room)
+        committed = len(score.committed)
+        kv_length = kv_length_after(committed, verdict.num_accepted, len(verdict.tokens))
+        self._engine.kv.truncate(self._slots[row.resident], kv_length)
+        return Decided(
+            verdict.tokens,
+            verdict.num_verified,
+            verdict.num_accepted,
+            kv_length,
+            verdict.logprobs,
+            verdict.finish,
+            verdict.stop_token_id,
+        )

@@ -1,0 +1,170 @@
+"""The engine's turn, over and over: plan → run on the engine thread → commit → hand the answers out. All state lives on this event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from specdec.errors import EngineFault, SpecdecError
+from specdec.terms import Answer, Close, Result, Step, TargetBeat
+from target_service.outlet import Batch, Outlet
+from target_service.plan import StepOutcome, StepPlan
+from target_service.verifier import Verifier
+
+TICK_S = 0.05  # how late a waiting Step may expire and a lease may end while the engine is idle or busy
+FAREWELL_S = 1.0  # longest wait for the streams to tell their callers that the engine is gone
+log = logging.getLogger(__name__)
+
+
+class Thread(Protocol):
+    """specdec.engine.EngineThread"""
+
+    @property
+    def running_since(self) -> float | None: ...
+    async def run(self, fn: Callable[..., Any], /, *args: Any) -> Any: ...
+
+
+class Observer(Protocol):
+    """Hears of every engine step; see observer.py."""
+
+    def stepped(self, rows: int, engine_us: int, answers: Sequence[Answer]) -> None: ...
+
+
+class EngineLoop:
+    def __init__(
+        self,
+        verifier: Verifier,
+        execute: Callable[[StepPlan], StepOutcome],
+        thread: Thread,
+        observer: Observer,
+        max_unread_results: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.verifier = verifier
+        self._execute, self._thread, self._observer, self._clock = execute, thread, observer, clock
+        self._max_unread = max_unread_results
+        self._outlets: dict[int, Outlet] = {}
+        self._wake = asyncio.Event()
+        self._fault: SpecdecError | None = None
+
+    # ------------------------------------------------------------ streams
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._outlets)
+
+    def attach(self, orchestrator_id: str) -> tuple[int, Outlet]:
+        if self._fault is not None:
+            raise self._fault
+        stream, outlet = self.verifier.attach(orchestrator_id), Outlet(self._max_unread)
+        self._outlets[stream] = outlet
+        return stream, outlet
+
+    def detach(self, stream: int) -> None:
+        self._outlets.pop(stream, None)
+        self.verifier.detach(stream, self._now_ms())
+        self._wake.set()  # KV may be free, a wave may be complete
+
+    def submit(self, stream: int, items: Sequence[Step | Close], answers: Sequence[Answer] = ()) -> None:
+        """`answers`: to items that could not even be read."""
+        now_ms = self._now_ms()
+        if answers:
+            self._outlets[stream].offer(Batch(answers))
+        for item in items:
+            self.verifier.submit(stream, item, now_ms)
+        self._hand_out()
+        self._wake.set()
+
+    def beat(self) -> TargetBeat:
+        verifier, since = self.verifier, self._thread.running_since
+        return TargetBeat(
+            sessions=verifier.num_sessions,
+            queued=len(verifier.queued),
+            kv_used_tokens=verifier.budget.used_tokens,
+            kv_total_tokens=verifier.budget.total_tokens,
+            running_step_ms=0 if since is None else max(1, int(1000 * (self._clock() - since))),
+            predicted_step_ms=max(1, int(verifier.predicted_ms())),
+        )
+
+    # ------------------------------------------------------------ the loop
+
+    async def run(self) -> None:
+        """Until cancelled. Raises EngineFault, after the open streams were told, when the engine cannot go on."""
+        tasks = [asyncio.create_task(self._turns(), name="engine turns"), asyncio.create_task(self._ticks(), name="ticks")]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        except Exception as error:
+            await self._say_farewell(error)
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _turns(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._hold()
+            while (plan := self.verifier.plan(self._now_ms())) is not None:
+                await self._step(plan)
+                await self._hold()
+            self._hand_out()
+
+    async def _hold(self) -> None:
+        """Wait for the rest of a wave, as long as the verifier thinks it pays."""
+        while (hold_ms := self.verifier.hold_ms(self._now_ms())) > 0:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(hold_ms / 1000):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    async def _step(self, plan: StepPlan) -> None:
+        self._hand_out()
+        outcome: StepOutcome = await self._thread.run(self._execute, plan)
+        self.verifier.commit(plan, outcome, self._now_ms())
+        answers = self._hand_out(plan.size, outcome.engine_us)
+        if plan.rows:
+            self._observer.stepped(plan.size, outcome.engine_us, answers)
+
+    def _hand_out(self, rows: int = 0, engine_us: int = 0) -> list[Answer]:
+        """One batch per stream of everything decided since the last call."""
+        answers = self.verifier.take_answers()
+        for stream, group in itertools.groupby(sorted(answers, key=_stream), key=_stream):
+            outlet = self._outlets.get(stream)
+            if outlet is not None:
+                outlet.offer(Batch([answer for _, answer in group], rows, engine_us))
+        return [answer for _, answer in answers if isinstance(answer.outcome, Result)]
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            held = self.verifier.num_sessions
+            self.verifier.tick(self._now_ms())
+            self._hand_out()
+            if self.verifier.num_sessions < held:
+                self._wake.set()  # their KV can go
+
+    async def _say_farewell(self, error: Exception) -> None:
+        self._fault = error if isinstance(error, SpecdecError) else EngineFault(f"{type(error).__name__}: {error}")
+        log.critical("the engine cannot go on: %s", self._fault, exc_info=error)
+        for outlet in list(self._outlets.values()):
+            outlet.fail(self._fault)
+        deadline = self._clock() + FAREWELL_S
+        while self._outlets and self._clock() < deadline:
+            await asyncio.sleep(0.01)
+
+    def _now_ms(self) -> float:
+        return 1000 * self._clock()
+
+
+def _stream(entry: tuple[int, Answer]) -> int:
+    return entry[0]

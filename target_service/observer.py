@@ -1,0 +1,30 @@
+"""What the metrics port shows of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.runtime.telemetry import Telemetry
+from specdec.terms import Answer
+from target_service.verifier import Verifier
+
+
+class StepObserver:
+    """Gauges are read by the scraper's thread, so they look at plain numbers only."""
+
+    def __init__(self, telemetry: Telemetry, verifier: Verifier) -> None:
+        budget = verifier.budget
+        self._rows = telemetry.histogram("specdec.batch.size")
+        self._step = telemetry.histogram("specdec.step.duration")
+        self._queue = telemetry.histogram("specdec.queue.duration")
+        self._round = telemetry.histogram("specdec.round.duration")
+        telemetry.gauge("specdec.kv_cache.utilization", lambda: budget.used_tokens / budget.total_tokens)
+        telemetry.gauge("specdec.sessions", lambda: verifier.num_sessions)
+
+    def stepped(self, rows: int, engine_us: int, answers: Sequence[Answer]) -> None:
+        self._rows.record(rows)
+        self._step.record(engine_us / 1e6)
+        for answer in answers:
+            self._queue.record(answer.queue_us / 1e6)
+            self._round.record(answer.queue_us / 1e6, phase="queue")
+            self._round.record(engine_us / 1e6, phase="engine")

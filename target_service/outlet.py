@@ -1,0 +1,73 @@
+"""What waits to be written to one stream. Bounded: the engine never waits for a reader, a reader that is too slow loses its stream."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.errors import Overloaded, SpecdecError
+from specdec.terms import Answer
+
+RETRY_AFTER_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Answers that belong into one message; `rows` and `engine_us` of the engine step behind them, 0 without one."""
+
+    answers: Sequence[Answer] = ()
+    rows: int = 0
+    engine_us: int = 0
+
+
+class Outlet:
+    """`offer` never blocks; one writer calls `take`."""
+
+    def __init__(self, max_unread: int) -> None:
+        self._max_unread = max_unread
+        self._batches: collections.deque[Batch] = collections.deque()
+        self._unread = 0
+        self._wake = asyncio.Event()
+        self._ended = False
+        self._fault: SpecdecError | None = None
+
+    def offer(self, batch: Batch) -> None:
+        self._unread += len(batch.answers)
+        if self._unread > self._max_unread:
+            self.fail(
+                Overloaded(f"more than {self._max_unread} results are unread; read faster, then open the stream again", RETRY_AFTER_MS)
+            )
+        if self._fault is None:
+            self._batches.append(batch)
+        self._wake.set()
+
+    def fail(self, fault: SpecdecError) -> None:
+        """What waits is lost; the stream ends with this status."""
+        self._fault = self._fault or fault
+        self._batches.clear()
+        self._wake.set()
+
+    def end(self) -> None:
+        """The stream ends once everything is written."""
+        self._ended = True
+        self._wake.set()
+
+    async def take(self, until: float) -> Batch | None:
+        """The next batch; an empty one at loop time `until`; None at the end. Raises the fault the stream ended with."""
+        while True:
+            if self._fault is not None:
+                raise self._fault
+            if self._batches:
+                batch = self._batches.popleft()
+                self._unread -= len(batch.answers)
+                return batch
+            if self._ended:
+                return None
+            self._wake.clear()
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._wake.wait()
+            except TimeoutError:
+                return Batch()

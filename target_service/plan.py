@@ -1,0 +1,100 @@
+"""What the event loop asks of the engine thread, and what comes back. Plain data, handed over whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.terms import Begin, DraftDistribution, FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Decide after the row's last committed token. `committed` is not changed by anyone while the step runs."""
+
+    begin: Begin
+    committed: Sequence[int]
+    block: tuple[int, ...]
+    distributions: tuple[DraftDistribution | None, ...]
+    room: int  # tokens the window still takes after `committed`, at least 1
+
+    @property
+    def output(self) -> Sequence[int]:
+        return self.committed[self.begin.prompt_length :]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One session's part of an engine step: cut its KV back to `start`, then feed `tokens` (committed ones, then the block).
+
+    `resident` names the KV; one that was never named before begins empty. Without `score` this is a piece of a prefill.
+    """
+
+    resident: int
+    start: int
+    tokens: tuple[int, ...]
+    score: Score | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def logits_from(self) -> int:
+        """Offset in `tokens` of the first row whose logits are needed; len(tokens) = none."""
+        return len(self.tokens) - (0 if self.score is None else 1 + len(self.score.block))
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """`drops`: residents whose KV goes away before the rows run."""
+
+    rows: tuple[Row, ...]
+    drops: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The row's tokens are in KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What the target decided, and the KV's length after rollback."""
+
+    tokens: tuple[int, ...]
+    num_verified: int
+    num_accepted: int
+    kv_length: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """This session cannot go on; its neighbours can. `code` = gRPC status code number."""
+
+    code: int
+    message: str
+
+
+RowOutcome = Prefilled | Decided | RowFault
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """`rows` in the plan's order."""
+
+    rows: tuple[RowOutcome, ...]
+    engine_us: int = 0
+
+
+def kv_length_after(committed: int, num_accepted: int, num_tokens: int) -> int:
+    """Leading committed tokens in KV once the refused proposals are cut off. The newest committed token never is: its row has to be
+    fed again anyway to get the logits after it."""
+    return min(committed + num_accepted, committed + num_tokens - 1)

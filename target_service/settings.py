@@ -1,0 +1,30 @@
+"""Settings of the target service, from SPECDEC_* variables; read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec.runtime.settings import CommonSettings, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(CommonSettings):
+    model: Path = setting(doc="folder of the model")
+    dtype: str = setting("int8", choices=("int8", "float32", "float64", "bfloat16"), doc="number format of the engine")
+    engine_path: str = setting("auto", choices=("auto", "lean", "generic"), doc="which forward the engine uses")
+    device: str = setting("cpu", doc="torch device")
+    threads: int = setting(1, low=1, high=1024, doc="threads inside one operation")
+    kv_tokens: int = setting(16384, low=64, doc="room for keys and values, tokens of all sessions together")
+    max_sessions: int = setting(64, low=1, high=65536, doc="most sessions held at once")
+    max_step_rows: int = setting(64, low=1, high=65536, doc="most rows of one engine step; longer prefills are cut into pieces")
+    self_test: bool = setting(True, doc="prove batch invariance at the start")
+    reserve_tokens: int = setting(128, low=0, doc="room to grow that a new session must find, tokens")
+    lease_ms: int = setting(10_000, low=0, high=3_600_000, doc="how long sessions outlive their stream, ms")
+    max_unread_results: int = setting(1024, low=1, doc="unread answers after which a stream is closed")
+    max_num_speculative_tokens: int = setting(16, low=0, high=1024, doc="most proposals in one Step")
+
+    def problems(self) -> list[str]:
+        if self.max_step_rows <= self.max_num_speculative_tokens:
+            return [f"SPECDEC_MAX_STEP_ROWS={self.max_step_rows} must exceed SPECDEC_MAX_NUM_SPECULATIVE_TOKENS"]
+        return []
