@@ -292,6 +292,11 @@ class Drafter:
         tally, room = self.tally, self._room
         return DraftLoad(tally.needed_share, tally.late_share, self.num_sessions, room.used_tokens, room.total_tokens)
 
+    @property
+    def utilization(self) -> float:
+        """Share of the K/V room that is booked."""
+        return self._room.used_tokens / self._room.total_tokens
+
     def _epoch(self, key: tuple[int, str]) -> int:
         session = self._state.sessions.get(key)
         return session.epoch if session is not None else 0

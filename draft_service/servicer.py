@@ -1,4 +1,4 @@
-"""DraftService over gRPC: a reader and a writer per stream. The wire stops here."""
+"""DraftService over gRPC: a reader and a writer per stream. The wire stops here. Faults that are raised become the call's status."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 
 from draft_service.drafter import RETRY_MS
+from draft_service.metrics import Metrics
 from draft_service.outbox import Outbox
 from draft_service.worker import Worker
 from specdec import wire
-from specdec.errors import InvalidRequest, Overloaded, SpecdecError, Unsupported
-from specdec.status import abort
+from specdec.errors import InvalidRequest, Overloaded, Unsupported
 from specdec.terms import MAX_ID_BYTES, ModelInfo
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 
@@ -32,10 +32,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.DraftServiceGetModelInfoResponse(info=wire.model_info_to_wire(self._info))
 
     async def Draft(self, requests: AsyncIterator[draft_pb2.DraftRequest], context: Context) -> None:
-        try:
-            stream, outbox = self._worker.attach()
-        except Overloaded as error:
-            await abort(context, error)
+        stream, outbox = self._worker.attach()
         tasks = (
             asyncio.create_task(self._read(stream, outbox, requests), name=f"draft-reader-{stream}"),
             asyncio.create_task(self._write(outbox, context), name=f"draft-writer-{stream}"),
@@ -44,8 +41,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        except SpecdecError as error:
-            await abort(context, error)
         finally:
             self._worker.detach(stream)
             for task in tasks:
@@ -87,8 +82,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             self._worker.reject(stream, inner.session_id, getattr(inner, "epoch", 0), str(error))
 
 
-async def beats(worker: Worker) -> None:
+async def beats(worker: Worker, metrics: Metrics) -> None:
     """Load reports, until cancelled."""
     while True:
         await asyncio.sleep(BEAT_S)
         worker.beat()
+        metrics.report()

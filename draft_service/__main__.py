@@ -1,0 +1,120 @@
+"""`python -m draft_service`: one draft process from SPECDEC_* variables."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import sys
+
+from draft_service.choosing import chooser_factory
+from draft_service.drafter import Drafter, Limits
+from draft_service.metrics import Metrics
+from draft_service.servicer import DraftServicer, beats
+from draft_service.settings import Settings
+from draft_service.stepper import Stepper
+from draft_service.worker import Worker
+from specdec.engine import EngineConfig, EngineInfo, EngineThread, KvBudget, load_engine
+from specdec.errors import Mismatch
+from specdec.runtime.server import Runtime, Service, serve
+from specdec.terms import ModelInfo
+from specdec.v1 import draft_pb2_grpc
+from specdec.vocabulary import Vocabulary, vocabulary
+
+BLOCK_TOKENS = 16  # K/V room is booked in blocks of this many tokens
+
+log = logging.getLogger("draft")
+
+
+async def build(settings: Settings, runtime: Runtime) -> Service:
+    thread = EngineThread("draft-engine")
+    words, engine = await asyncio.gather(
+        asyncio.to_thread(vocabulary, settings.model),
+        thread.run(load_engine, _engine_config(settings)),
+    )
+    info: EngineInfo = engine.info
+    check_draft_ids(info, words)
+    limits = Limits(
+        vocab_size=words.size,
+        window=info.window,
+        eos_ids=words.eos_ids,
+        max_sessions=settings.max_sessions,
+        max_block=settings.max_num_speculative_tokens,
+        max_budget=settings.budget_tokens,
+        step_rows=settings.max_step_rows,
+    )
+    room = KvBudget(info.kv_total_tokens, BLOCK_TOKENS)
+    drafter = Drafter(limits, room, chooser_factory(words.size, words.eos_ids, info.draft_ids))
+    metrics = Metrics(runtime.telemetry, drafter)
+    worker = Worker(drafter, Stepper(engine), thread, metrics)
+    tasks = [
+        asyncio.create_task(worker.run(), name="draft-worker"),
+        asyncio.create_task(beats(worker, metrics), name="draft-beats"),
+    ]
+    for task in tasks:
+        task.add_done_callback(lambda done: _ended(done, runtime))
+    servicer = DraftServicer(worker, model_info(settings, info, words))
+
+    async def close() -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await thread.close()
+
+    return Service(add=lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server), close=close)
+
+
+def check_draft_ids(info: EngineInfo, words: Vocabulary) -> None:
+    """Raises Mismatch when the head does not fit the tokenizer."""
+    if info.draft_ids is None and info.vocab_size < words.size:
+        raise Mismatch(f"the head has {info.vocab_size} rows, the tokenizer {words.size} ids")
+    if info.draft_ids is not None and max(info.draft_ids) >= words.size:
+        raise Mismatch(f"the draft vocabulary names id {max(info.draft_ids)}, the tokenizer has {words.size} ids")
+
+
+def model_info(settings: Settings, info: EngineInfo, words: Vocabulary) -> ModelInfo:
+    return ModelInfo(
+        model=settings.model.name,
+        vocab_size=words.size,
+        vocabulary_fingerprint=words.fingerprint,
+        eos_token_ids=words.eos_ids,
+        max_model_len=info.window,
+        boot_id=secrets.token_hex(8),
+        numerics_fingerprint=info.numerics_fingerprint,
+        batch_invariant=info.batch_invariant,
+        dtype=info.dtype,
+        kv_total_tokens=info.kv_total_tokens,
+        max_num_speculative_tokens=settings.max_num_speculative_tokens,
+        max_sessions=settings.max_sessions,
+    )
+
+
+def _engine_config(settings: Settings) -> EngineConfig:
+    return EngineConfig(
+        model_dir=settings.model,
+        dtype=settings.dtype,
+        path=settings.engine_path,
+        device=settings.device,
+        kv_tokens=settings.kv_tokens,
+        threads=settings.threads,
+        reduced_head=True,
+        self_test=settings.self_test,
+        max_rows=settings.max_step_rows,
+    )
+
+
+def _ended(task: asyncio.Task[None], runtime: Runtime) -> None:
+    """A loop that ends by itself takes the process with it: a draft that drafts nothing must not look alive."""
+    with contextlib.suppress(asyncio.CancelledError):
+        error = task.exception()
+        log.error("%s ended", task.get_name(), exc_info=error)
+        runtime.fail(f"{task.get_name()} ended: {error}")
+
+
+def main() -> int:
+    return serve("draft", Settings, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""What the draft reports. The decider counts; here the differences go into the telemetry seam."""
+
+from __future__ import annotations
+
+from draft_service.drafter import Drafter
+from draft_service.plan import DraftPlan, PlanOutcome
+from specdec.runtime.telemetry import Telemetry
+
+
+class Metrics:
+    """An Observer. Levels are read at scrape time from plain attributes."""
+
+    def __init__(self, telemetry: Telemetry, drafter: Drafter) -> None:
+        self._tally = drafter.tally
+        self._tokens = telemetry.counter("specdec.draft.tokens")
+        self._wasted = telemetry.counter("specdec.draft.wasted_tokens")
+        self._broken = telemetry.counter("specdec.proposals.rejected")
+        self._rows = telemetry.histogram("specdec.batch.size")
+        self._seconds = telemetry.histogram("specdec.step.duration")
+        self._reported = (0, 0, 0)
+        telemetry.gauge("specdec.sessions", lambda: drafter.num_sessions)
+        telemetry.gauge("specdec.kv_cache.utilization", lambda: drafter.utilization)
+
+    def stepped(self, plan: DraftPlan, outcome: PlanOutcome, seconds: float) -> None:
+        """`seconds` from handing the plan over to having its outcome, all of its forward passes together."""
+        if outcome.steps:
+            self._rows.record(sum(len(row.tokens) for row in plan.rows))
+            self._seconds.record(seconds / outcome.steps)
+
+    def report(self) -> None:
+        """Adds what was counted since the last call."""
+        tally = self._tally
+        now = (tally.tokens, tally.wasted_tokens, tally.broken)
+        tokens, wasted, broken = (new - old for new, old in zip(now, self._reported, strict=True))
+        self._reported = now
+        self._tokens.add(tokens)
+        self._wasted.add(wasted)
+        if broken:
+            self._broken.add(broken, reason="not_finite")
