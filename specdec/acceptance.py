@@ -1,18 +1,22 @@
-"""Which proposals stand: the theorem of the system. Logits and a block in, decided tokens out. Knows no session, wire or clock.
+"""Which proposals stand: the theorem of the system. Logits and a block in, tokens out. Knows no session, wire or clock.
 
 Row i of a step scores the token that follows prefix + block[:i]; n proposals come with n + 1 rows.
 
-Coupled (Daliri, Musco, Suresh 2024, arXiv 2408.07978). The target runs its ordinary sampler on row 0, 1, ... and stops after the first
-token that differs from the block. What it emits is, token by token, what it would have emitted without a block: the block decides only how
-many rows are worth looking at.
+Coupled (Daliri, Musco, Suresh 2024, arXiv 2408.07978). The target runs its ordinary sampler on row 0, 1, ... and stops
+after the first token that differs from the block. Token by token it emits what it would have emitted without a block;
+the block decides only how many rows are worth looking at.
 
-Standard (Leviathan, Kalman, Matias 2022, arXiv 2211.17192, theorem 1; Chen et al. 2023, arXiv 2302.01318). Proposal x, drawn from q, is
-accepted with probability min(1, p(x)/q(x)); else the token is drawn from norm(max(0, p - q)). For any y:
-    P(y) = q(y) min(1, p(y)/q(y)) + P(reject) * max(0, p(y) - q(y)) / sum max(0, p - q) = min(p, q) + max(0, p - q) = p(y),
-since P(reject) = 1 - sum min(p, q) = sum max(0, p - q). It holds for any q, as long as x was drawn from that very q, independently of
-the uniform of the test: hence separate streams of noise, and q is the numbers that travelled, normalised.
+Standard (Leviathan, Kalman, Matias 2022, arXiv 2211.17192, theorem 1; Chen et al. 2023, arXiv 2302.01318). Proposal x,
+drawn from q, stands with probability min(1, p(x)/q(x)); else the token is drawn from norm(max(0, p - q)). For any y:
 
-At temperature 0 both methods are: accept while equal to the argmax.
+    P(y) = q(y) min(1, p(y)/q(y)) + P(x refused) max(0, p(y) - q(y)) / sum max(0, p - q)
+         = min(p(y), q(y)) + max(0, p(y) - q(y)) = p(y),   as P(x refused) = 1 - sum min(p, q) = sum max(0, p - q).
+
+It holds for any q, as long as x was drawn from that very q and independently of the test's uniform. Hence separate
+streams of noise; hence q is the numbers that travelled, over their sum. An id with q = 0 was not drawn from q: it is no
+proposal, never stands, and the token is drawn from p.
+
+At temperature 0 both methods are: stand while equal to the argmax.
 """
 
 from __future__ import annotations
@@ -21,12 +25,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from specdec import noise
 from specdec.errors import InvalidRequest
-from specdec.sampling import Sampler, probabilities
+from specdec.noise import Floats
+from specdec.sampling import Columns, Sampler
 from specdec.seeds import ACCEPTANCE, RESIDUAL
 from specdec.terms import DraftDistribution, FinishReason, Origin, RejectionMethod, TokenLogprobs
 
@@ -35,9 +41,9 @@ RESIDUAL_FLOOR = 1e-10  # a residual lighter than this is rounding: p and q are 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one round decided. An end-of-sequence or stop token is not among `tokens`. No tokens only with a `finish`.
+    """What one round decided. An end-of-sequence or stop token is not among `tokens`; no tokens only with a `finish`.
 
-    tokens[:num_accepted] were proposed; at most one more follows: corrected, bonus or plain.
+    tokens[:num_accepted] were proposed; at most one more follows. num_verified = proposals that were scored.
     """
 
     tokens: tuple[int, ...]
@@ -49,11 +55,9 @@ class Verdict:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """One per token."""
-        if self.num_verified == 0:
-            last = Origin.PLAIN
-        else:
-            last = Origin.BONUS if self.num_accepted == self.num_verified else Origin.CORRECTED
+        """Where each token came from."""
+        after_block = Origin.BONUS if self.num_accepted == self.num_verified else Origin.CORRECTED
+        last = after_block if self.num_verified else Origin.PLAIN
         return (Origin.ACCEPTED,) * self.num_accepted + (last,) * (len(self.tokens) - self.num_accepted)
 
 
@@ -66,47 +70,43 @@ def verify(
     method: RejectionMethod,
     max_room: int | None = None,
 ) -> Verdict:
-    """Decides a block of n proposals from their n + 1 rows [n + 1, head rows]. Inputs are not modified.
+    """Decides a block of n proposals by its n + 1 rows [n + 1, head rows]. Inputs are not modified.
 
-    `output` = decided tokens before the block; `distributions` standard only: one per proposal, None = one-hot, or empty for all
-    one-hot; `max_room` = tokens the window still takes. Rows behind the first refusal are not looked at.
+    `output` = decided tokens before the block. `distributions`, standard only: one per proposal, None = one-hot, or
+    empty for all one-hot. `max_room` = tokens the window still takes. Rows behind the first refusal are not looked at.
     Raises NonFinite for a row that is used, InvalidRequest for distributions that do not fit the block.
     """
     if len(logits) != len(block) + 1:
         raise ValueError(f"{len(block)} proposals need {len(block) + 1} rows, got {len(logits)}")
     check_distributions(block, distributions, sampler.vocab_size, method)
-    room = min(_left(sampler.params.max_tokens, len(output)), _left(max_room, 0))
-    history = list(output)
-    tokens: list[int] = []
-    logprobs: list[TokenLogprobs] = []
-    finish: FinishReason | None = None
+    limits = [sampler.params.max_tokens, None if max_room is None else len(output) + max_room]
+    most = min((limit for limit in limits if limit is not None), default=math.inf)
+    history, logprobs = list(output), []
     stop_token_id: int | None = None
     accepted = 0
-    for slot in range(len(block) + 1):
-        if len(tokens) >= room:
-            finish = FinishReason.LENGTH
+    for slot, row in enumerate(logits):
+        if len(history) >= most:
             break
         proposal = block[slot] if slot < len(block) else None
-        q = distributions[slot] if proposal is not None and distributions else None
-        token, stands = decide(logits[slot], proposal, q, sampler, history, method)
+        q = distributions[slot] if distributions and proposal is not None else None
+        token, stands = decide(row, proposal, q, sampler, history, method)
         if token in sampler.stop_ids:
-            finish, stop_token_id = FinishReason.STOP, token
+            stop_token_id = token
             break
-        row_logprobs = sampler.logprobs(logits[slot], token)
-        if row_logprobs is not None:
-            logprobs.append(row_logprobs)
-        tokens.append(token)
+        logprobs.append(sampler.logprobs(row, token))
         history.append(token)
-        accepted += stands
         if not stands:
             break
-    if finish is None and len(tokens) >= room:
-        finish = FinishReason.LENGTH
-    return Verdict(tuple(tokens), len(block), accepted, tuple(logprobs), finish, stop_token_id)
-
-
-def _left(limit: int | None, used: int) -> float:
-    return math.inf if limit is None else limit - used
+        accepted += 1
+    finish = FinishReason.LENGTH if len(history) >= most else None
+    return Verdict(
+        tokens=tuple(history[len(output) :]),
+        num_verified=len(block),
+        num_accepted=accepted,
+        logprobs=tuple(entry for entry in logprobs if entry is not None),
+        finish=finish if stop_token_id is None else FinishReason.STOP,
+        stop_token_id=stop_token_id,
+    )
 
 
 def check_distributions(
@@ -115,7 +115,7 @@ def check_distributions(
     vocab_size: int,
     method: RejectionMethod,
 ) -> None:
-    """Raises InvalidRequest naming what does not fit. Needs no logits, so it can refuse a block before it is scored."""
+    """Raises InvalidRequest naming what does not fit. Needs no logits: a block can be refused before it is scored."""
     if not distributions:
         return
     if method is not RejectionMethod.STANDARD:
@@ -135,43 +135,55 @@ def decide(
     history: Sequence[int],
     method: RejectionMethod,
 ) -> tuple[int, bool]:
-    """The token after `history`, and whether it is the proposal, kept. row [head rows]; proposal None on the last row; q None = one-hot."""
+    """The token after `history`, and whether it is the proposal and stands.
+
+    row [head rows]; proposal None on the last row of a step; q None = one-hot on the proposal.
+    """
     position = sampler.prompt_length + len(history)
     if method is RejectionMethod.COUPLED or sampler.params.greedy:
         token = sampler.choose(row, position, history)
-        return token, token == proposal
-    p = probabilities(sampler.scores(row, position, history))
+        return token, token == proposal and (q is None or _at(*numbers_of(q), token) > 0.0)
+    ids, p = sampler.distribution(row, position, history)
     if proposal is None:
-        return sampler.draw(p.log(), RESIDUAL, position), False
-    ids, numbers = numbers_of(q, proposal, sampler.vocab_size)
-    q_token = float(numbers[ids == proposal].sum())
-    p_token = float(p[proposal]) if 0 <= proposal < sampler.vocab_size else 0.0
+        return sampler.draw(ids, p, RESIDUAL, position), False
+    q_ids, q_numbers = (np.array([proposal]), np.ones(1)) if q is None else numbers_of(q)
+    q_proposal = _at(q_ids, q_numbers, proposal)
     u = noise.uniform_one(sampler.seed, ACCEPTANCE, position, 0)
-    if bool(accepts(torch.tensor(p_token), torch.tensor(q_token), torch.tensor(u))):
+    if accepts(_at(ids, p, proposal), q_proposal, u):
         return proposal, True
-    if q_token > 0.0:
-        p = residual(p, torch.zeros_like(p).index_put_((ids,), numbers))
-    return sampler.draw(p.log(), RESIDUAL, position), False
+    left = residual(p, _aligned(ids, q_ids, q_numbers)) if q_proposal > 0.0 else p
+    return sampler.draw(ids, left, RESIDUAL, position), False
 
 
-def numbers_of(q: DraftDistribution | None, proposal: int, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Ids [m] and float64 probabilities [m] that sum to 1 exactly as the draft drew: the float32 numbers over their sum."""
-    if q is None:
-        ids, numbers = [proposal] if 0 <= proposal < vocab_size else [], [1.0] if 0 <= proposal < vocab_size else []
-        return torch.tensor(ids, dtype=torch.int64), torch.tensor(numbers, dtype=torch.float64)
-    floats = q.floats()
-    return torch.tensor(q.ids, dtype=torch.int64), torch.tensor(floats, dtype=torch.float64) / math.fsum(floats)
+def numbers_of(q: DraftDistribution) -> tuple[Columns, Floats]:
+    """ids [m] ascending and float64 probabilities [m] as the draft drew: the float32 numbers over their sum."""
+    ids, numbers = np.array(q.ids, dtype=np.int64), np.frombuffer(q.probs, dtype="<f4").astype(np.float64)
+    order = np.argsort(ids)
+    return ids[order], numbers[order] / math.fsum(numbers)
 
 
-def accepts(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
-    """Elementwise: does a proposal with target probability p and draft probability q stand? u uniform in (0, 1).
-
-    With q = 0 it cannot have been drawn from q and never stands.
-    """
-    return (q > 0.0) & (u * q < p)
+def _at(ids: Columns, values: Floats, token: int) -> float:
+    """The value of `token`, 0 where it is not among the ascending ids [m]."""
+    index = int(np.searchsorted(ids, token))
+    return float(values[index]) if index < len(ids) and ids[index] == token else 0.0
 
 
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """max(0, p - q) along the last axis, p where that is next to nothing. Unnormalised; p and q [..., n] float64."""
-    left = (p - q).clamp(min=0.0)
-    return torch.where(left.sum(-1, keepdim=True) > RESIDUAL_FLOOR, left, p)
+def _aligned(ids: Columns, other_ids: Columns, values: Floats) -> Floats:
+    """values of other_ids [m] put where `ids` [n] has the same id, 0 elsewhere. Both ascend."""
+    places = np.searchsorted(ids, other_ids)
+    places[places == len(ids)] = 0
+    found = ids[places] == other_ids
+    aligned = np.zeros(len(ids), dtype=np.float64)
+    aligned[places[found]] = values[found]
+    return aligned
+
+
+def accepts(p: npt.ArrayLike, q: npt.ArrayLike, u: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Does a proposal with probability p at the target and q at the draft stand? Elementwise; u uniform in (0, 1)."""
+    return np.logical_and(np.greater(q, 0.0), np.less(np.multiply(u, q), p))
+
+
+def residual(p: Floats, q: Floats) -> Floats:
+    """max(0, p - q) along the last axis, or p where that is next to nothing. Not normalised. p, q [..., n]."""
+    left = np.maximum(p - q, 0.0)
+    return np.where(left.sum(-1, keepdims=True) > RESIDUAL_FLOOR, left, p)

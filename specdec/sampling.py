@@ -1,46 +1,57 @@
-"""Logits to token: one pipeline for the plain path, for every row of a block, and for the draft. Knows no session and no engine.
+"""Logits to token: one pipeline for plain rows, for every row of a block, and for the draft. Knows no session, no engine.
 
-A row goes through these stages, in this order. Each works on that row alone, so a decision never depends on what else is in a batch.
+A row goes through these stages in this order. Each looks at that row alone: no decision depends on a batch.
 
     1  raw          ids the tokenizer knows (a padded head is cut off); must be finite; log-probabilities are taken here
-    2  bans         banned ids, ids outside a non-empty allowed list, and, before min_tokens, every id that would end the generation: -inf
+    2  bans         -inf for banned ids, for ids outside a non-empty allowed list and, before min_tokens, for every id
+                    that would end the generation
     3  logit_bias   added
-    4  penalties    repetition (prompt and output: positive scores divided, negative multiplied), then frequency * count and presence
-                    (output) subtracted
-    5  temperature  (score - largest score) / temperature; below GREEDY_BELOW the choice is the argmax of stage 4 and nothing below applies
+    4  penalties    repetition (ids of prompt and output: positive scores divided, negative ones multiplied), then
+                    frequency * count + presence subtracted (ids of the output)
+    5  temperature  (score - best score) / temperature; below GREEDY_BELOW the argmax of stage 4 is the choice, and
+                    nothing below applies
     6  top_k        the k best; ties at the border: lowest ids
-    7  top_p        of what is left, the smallest set of best ids whose mass reaches top_p (ties: lowest ids); at least one
+    7  top_p        of what is left, the smallest set of best ids whose mass reaches top_p (ties: lowest ids)
     8  min_p        of what is left, ids with at least min_p times the probability of the best
     9  noise        argmax of score + noise (specdec.noise); ties: lowest id
 
-float64 rows stay float64; all others are float32. Masses of stage 7 are whole multiples of 2**-40 of the best id's mass: integers add up to
-the same total in any order, so the set kept does not depend on how the sum was computed.
+float64 rows stay float64, all others are float32; rows from an accelerator come to the CPU first, so that sampling is the
+same code everywhere. Masses of stage 7 are whole multiples of 2**-40 of the best id's mass: integers add up to the same
+total in any order, so the set that is kept does not depend on how much of the row was looked at to find it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from specdec import noise
 from specdec.errors import InvalidRequest, NonFinite
+from specdec.noise import Floats
 from specdec.seeds import DRAFT, SHARED
 from specdec.terms import DraftDistribution, DraftMethod, SamplingParams, TokenLogprobs
 
+Columns = npt.NDArray[np.int64]
+
 DRAFT_TOP_K = 64  # most ids of a distribution on the wire
 _MASS_UNIT = 2.0**40
+_WINDOWS = (5.0, 10.0, 20.0, math.inf)  # how far below the best score to look for the ids that cuts keep
 
 
 class Sampler:
-    """The pipeline of one generation: its parameters, its seed, its prompt. Rows are scored one at a time, in any order.
+    """The pipeline of one generation: its parameters, its seed, its prompt. Rows may come in any order.
 
-    `vocab_size` = ids the tokenizer knows. `columns`: ascending target ids of a reduced head's columns (draft only); rows then have one
-    logit per column, and answers are target ids all the same. Raises InvalidRequest when bans leave nothing to choose from.
+    `vocab_size` = ids the tokenizer knows. `columns` (drafts with a reduced head): the ascending target ids of the head's
+    columns; rows then have one logit per column, answers are target ids all the same. Raises InvalidRequest when bans
+    leave nothing to choose from.
     """
 
     def __init__(
@@ -55,115 +66,132 @@ class Sampler:
         self.params, self.seed, self.vocab_size = params, seed, vocab_size
         self.prompt_length = len(prompt)
         self.stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
-        self._ids = torch.arange(vocab_size) if columns is None else torch.tensor(columns, dtype=torch.int64)
-        self._column = None if columns is None else {token: column for column, token in enumerate(columns)}
-        self.width = self._ids.shape[0]
-        self._forbidden = self._columns_of(self._forbidden_ids(params))
-        self._stops = self._columns_of(sorted(self.stop_ids))
-        bias = [(c, v) for token, v in params.logit_bias.items() for c in self._columns_of([token]).tolist()]
-        self._bias_columns = torch.tensor([c for c, _ in bias], dtype=torch.int64)
-        self._bias_values = torch.tensor([v for _, v in bias], dtype=torch.float64)
-        self._prompt_ids = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
+        self.ids = noise.all_ids(vocab_size) if columns is None else _reduced(tuple(columns))
+        self.width = len(self.ids)
+        self._forbidden = self._forbidden_columns()
+        self._stops = self._columns_of(self.stop_ids)
+        self._bias_columns = self._columns_of(params.logit_bias)
+        self._bias = np.array([params.logit_bias[int(self.ids[c])] for c in self._bias_columns], dtype=np.float64)
+        self._prompt_columns = self._columns_of(set(prompt)) if params.repetition_penalty != 1.0 else _NONE
         self._counts = _Counts()
         if columns is None:
             self._require_a_choice()
 
-    def _forbidden_ids(self, params: SamplingParams) -> list[int]:
-        banned = set(params.banned_token_ids)
-        if params.allowed_token_ids:
-            banned |= set(range(self.vocab_size)) - set(params.allowed_token_ids)
-        return sorted(banned)
+    def _forbidden_columns(self) -> Columns:
+        forbidden = np.zeros(self.width, dtype=bool)
+        if self.params.allowed_token_ids:
+            forbidden[:] = True
+            forbidden[self._columns_of(self.params.allowed_token_ids)] = False
+        forbidden[self._columns_of(self.params.banned_token_ids)] = True
+        return np.flatnonzero(forbidden)
 
     def _require_a_choice(self) -> None:
-        shut = set(self._forbidden.tolist())
-        if len(shut) >= self.vocab_size:
+        if len(self._forbidden) == self.width:
             raise InvalidRequest("sampling.allowed_token_ids", "allowed and banned ids leave nothing to choose from")
-        if self.params.min_tokens > 0 and len(shut | set(self._stops.tolist())) >= self.vocab_size:
-            raise InvalidRequest("sampling.min_tokens", "only ids that end the answer are allowed; set min_tokens to 0")
+        if self.params.min_tokens > 0 and len(np.union1d(self._forbidden, self._stops)) == self.width:
+            raise InvalidRequest("sampling.min_tokens", "only ids that end the generation may be chosen: must be 0")
 
-    def _columns_of(self, ids: Sequence[int]) -> Tensor:
-        """Columns of those ids that the head has, int64."""
-        if self._column is None:
-            columns = [token for token in ids if 0 <= token < self.vocab_size]
-        else:
-            columns = [self._column[token] for token in ids if token in self._column]
-        return torch.tensor(columns, dtype=torch.int64)
+    def _columns_of(self, ids: Sequence[int] | set[int] | frozenset[int] | Any) -> Columns:
+        """Ascending columns of those ids that the head has."""
+        wanted = np.array(sorted(i for i in ids if 0 <= i < self.vocab_size), dtype=np.uint64)
+        columns = np.searchsorted(self.ids, wanted)
+        inside = columns < self.width
+        columns, wanted = columns[inside], wanted[inside]
+        return columns[self.ids[columns] == wanted]
 
-    def token_of(self, column: int) -> int:
-        return column if self._column is None else int(self._ids[column])
-
-    def ids_of(self, columns: Tensor) -> Tensor:
-        return self._ids[columns]
-
-    def raw(self, logits: Tensor) -> Tensor:
-        """Stage 1: logits [head rows] -> [width] float32 or float64, a view where possible. Raises NonFinite."""
+    def raw(self, logits: Tensor) -> Floats:
+        """Stage 1: logits [head rows] -> [width], float32 or float64; shares memory where it can. Raises NonFinite."""
         if logits.dim() != 1 or logits.shape[0] < self.width:
             raise ValueError(f"expected one row of at least {self.width} logits, got shape {tuple(logits.shape)}")
-        row = logits[: self.width]
+        row = logits.detach()[: self.width]
         if row.dtype != torch.float64:
             row = row.float()
-        low, high = torch.aminmax(row)  # both are NaN when any logit is
-        if not (math.isfinite(low) and math.isfinite(high)):
+        values: Floats = row.cpu().numpy()
+        if not (math.isfinite(values.max()) and math.isfinite(values.min())):  # NaN comes through both
             raise NonFinite("a row of logits holds NaN or infinity")
-        return row
+        return values
 
-    def adjusted(self, logits: Tensor, output: Sequence[int]) -> Tensor:
-        """Stages 1 to 4. Shares memory with `logits` when nothing applies; never writes to it."""
-        raw, params = self.raw(logits), self.params
-        masked = [self._forbidden] if len(self._forbidden) else []
-        if len(output) < params.min_tokens:
-            masked.append(self._stops)
-        penalized = (
-            params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
-        )
-        if not (masked or len(self._bias_columns) or penalized):
-            return raw
-        row = raw.clone()
-        for columns in masked:
-            row[columns] = -math.inf
-        if len(self._bias_columns):
-            row[self._bias_columns] += self._bias_values.to(row.dtype)
+    def adjusted(self, logits: Tensor, output: Sequence[int]) -> Floats:
+        """Stages 1 to 4 [width]. Shares memory with `logits` when nothing applies; never writes to it."""
+        row, params = self.raw(logits), self.params
+        early = len(output) < params.min_tokens
+        penalized = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
+        if not (early or penalized or len(self._forbidden) or len(self._bias_columns)):
+            return row
+        row = row.copy()
+        row[self._forbidden] = -math.inf
+        if early:
+            row[self._stops] = -math.inf
+        row[self._bias_columns] += self._bias.astype(row.dtype)
         if penalized:
             self._penalize(row, output)
         return row
 
-    def _penalize(self, row: Tensor, output: Sequence[int]) -> None:
-        """Stage 4, in place on a private row."""
-        params = self.params
-        counts = self._counts.move_to(output)
+    def _penalize(self, row: Floats, output: Sequence[int]) -> None:
+        """Stage 4, in place on a private row; only touched columns are visited."""
+        params, counts = self.params, self._counts.move_to(output)
+        columns = self._columns_of(counts)
         if params.repetition_penalty != 1.0:
-            seen = self._columns_of(sorted(self._prompt_ids.union(counts)))
+            seen = np.union1d(self._prompt_columns, columns)
             scores = row[seen]
-            row[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
-        if counts and (params.frequency_penalty != 0.0 or params.presence_penalty != 0.0):
-            known = [token for token in counts if self._column is None or token in self._column]
-            times = torch.tensor([counts[token] for token in known], dtype=row.dtype)
-            row[self._columns_of(known)] -= times * params.frequency_penalty + params.presence_penalty
+            row[seen] = np.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
+        times = np.array([counts[int(token)] for token in self.ids[columns]], dtype=row.dtype)
+        row[columns] -= times * params.frequency_penalty + params.presence_penalty
 
-    def tempered(self, logits: Tensor, output: Sequence[int]) -> Tensor:
-        """Stages 1 to 5: log-scores [width] up to a constant, the best is 0. Greedy: temperature 1."""
-        row = self.adjusted(logits, output)
-        row = row - row.max()
-        return row if self.params.greedy or self.params.temperature == 1.0 else row / self.params.temperature
+    def tempered(self, logits: Tensor, output: Sequence[int]) -> Floats:
+        """Stages 1 to 5 [width]: log-scores up to a constant, the best is 0. Temperature 1 when greedy."""
+        return self._temper(self.adjusted(logits, output))
+
+    def _temper(self, row: Floats) -> Floats:
+        with np.errstate(over="ignore"):  # beyond the format's range below the best: impossible, -inf is right
+            row = row - row.max()
+            if not self.params.greedy and self.params.temperature != 1.0:
+                row /= self.params.temperature
+        return row
 
     def scores(self, logits: Tensor, position: int, output: Sequence[int]) -> Tensor:
-        """Stages 1 to 8: log-scores [width] up to a constant; -inf = impossible. Greedy: only the choice is possible."""
+        """Stages 1 to 8 [width]: log-scores up to a constant, -inf = impossible. Greedy: only the choice is possible."""
         self._check_position(position, output)
+        columns, scores = self._possible(logits, output)
+        if columns is None:
+            return torch.from_numpy(scores)
+        full = np.full(self.width, -math.inf, dtype=scores.dtype)
+        full[columns] = scores
+        return torch.from_numpy(full)
+
+    def _possible(self, logits: Tensor, output: Sequence[int]) -> tuple[Columns | None, Floats]:
+        """Stages 1 to 8, short: ascending columns that may be chosen (None = all) and their log-scores."""
+        row = self.adjusted(logits, output)
         if self.params.greedy:
-            best = self.adjusted(logits, output).argmax()
-            return torch.full((self.width,), -math.inf, dtype=torch.float64).index_fill_(0, best, 0.0)
-        return cut(self.tempered(logits, output), self.params)
+            return np.array([row.argmax()]), np.zeros(1, dtype=row.dtype)
+        scores = self._temper(row)
+        columns = kept(scores, self.params)
+        return columns, scores if columns is None else scores[columns]
 
     def choose(self, logits: Tensor, position: int, output: Sequence[int]) -> int:
-        """The token that the target decides on this row: argmax of scores + shared noise. `output` = decided tokens before it."""
+        """The token the target decides: argmax of scores + shared noise. `output` = decided tokens before this row."""
         self._check_position(position, output)
         if self.params.greedy:
-            return self.token_of(int(self.adjusted(logits, output).argmax()))
-        return self.token_of(self.draw(cut(self.tempered(logits, output), self.params), SHARED, position))
+            return int(self.ids[self.adjusted(logits, output).argmax()])
+        columns, scores = self._possible(logits, output)
+        return self._draw(columns, scores, SHARED, position)
 
-    def draw(self, scores: Tensor, tag: int, position: int) -> int:
-        """Column drawn with probability proportional to exp(scores) from the stream `tag`. scores [width]."""
-        return noise.winner(scores, self.seed, tag, position, self._ids)
+    def distribution(self, logits: Tensor, position: int, output: Sequence[int]) -> tuple[Columns, Floats]:
+        """p of this row: ids [m] ascending and float64 probabilities [m]; all other ids have none."""
+        self._check_position(position, output)
+        columns, scores = self._possible(logits, output)
+        ids = self.ids if columns is None else self.ids[columns]
+        return ids.view(np.int64), softmax(scores)
+
+    def draw(self, ids: Columns, weights: Floats, tag: int, position: int) -> int:
+        """An id drawn with probability proportional to its weight, from the stream `tag`. ids, weights [m]."""
+        with np.errstate(divide="ignore"):
+            scores = np.log(weights)
+        return int(ids[noise.winner(scores, self.seed, tag, position, ids.view(np.uint64))])
+
+    def _draw(self, columns: Columns | None, scores: Floats, tag: int, position: int) -> int:
+        ids = self.ids if columns is None else self.ids[columns]
+        return int(ids[noise.winner(scores, self.seed, tag, position, ids)])
 
     def logprobs(self, logits: Tensor, token: int) -> TokenLogprobs | None:
         """Log-probabilities under the raw logits; None unless asked for."""
@@ -172,6 +200,19 @@ class Sampler:
     def _check_position(self, position: int, output: Sequence[int]) -> None:
         if position != self.prompt_length + len(output):
             raise ValueError(f"position {position} is not prompt {self.prompt_length} + output {len(output)}")
+
+
+_NONE: Columns = np.zeros(0, dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=4)
+def _reduced(columns: tuple[int, ...]) -> noise.Keys:
+    """Ids of a reduced head's columns, built once for all sessions."""
+    ids = np.array(columns, dtype=np.uint64)
+    if len(ids) == 0 or not (ids[1:] > ids[:-1]).all():
+        raise ValueError("the ids of a reduced head must ascend")
+    ids.flags.writeable = False
+    return ids
 
 
 class _Counts:
@@ -196,98 +237,105 @@ class _Counts:
         return self._counts
 
 
-def mass(scores: Tensor) -> Tensor:
-    """exp(scores) as int64 multiples of 2**-40, rounded down; scores [...] <= 0."""
-    return (scores.double().exp() * _MASS_UNIT).long()
+def mass(scores: Floats) -> Columns:
+    """exp(scores) as int64 multiples of 2**-40, rounded down; scores [n] <= 0."""
+    return (np.exp(scores) * scores.dtype.type(_MASS_UNIT)).astype(np.int64)
 
 
-def cut(scores: Tensor, params: SamplingParams) -> Tensor:
-    """Stages 6 to 8 on scores [n] whose best is 0: the same scores, -inf where cut. The definition; `Sampler.choose` agrees with it."""
-    n = scores.shape[0]
-    top_k = params.top_k if 0 < params.top_k < n else n
-    if top_k == n and params.top_p >= 1.0 and params.min_p <= 0.0:
-        return scores
-    ranked, order = torch.sort(scores, descending=True, stable=True)
-    keep = top_k
-    if params.top_p < 1.0:
-        running = mass(ranked[:top_k]).cumsum(0)
-        target = max(1, math.ceil(params.top_p * int(running[-1])))
-        keep = int(torch.searchsorted(running, target)) + 1
-    if params.min_p > 0.0:
-        keep = min(keep, int((ranked >= math.log(params.min_p)).sum()))
-    kept = order[:keep]
-    return torch.full_like(scores, -math.inf).scatter_(0, kept, scores[kept])
+def kept(scores: Floats, params: SamplingParams) -> Columns | None:
+    """Stages 6 to 8 on scores [n] whose best is 0: ascending columns that stay, None = all that are not -inf.
 
-
-def probabilities(scores: Tensor) -> Tensor:
-    """Softmax of log-scores [..., n] in float64."""
-    return torch.softmax(scores.double(), dim=-1)
-
-
-def token_logprobs(row: Tensor, token: int, count: int) -> TokenLogprobs:
-    """log p of `token` and of the `count` likeliest ids, likeliest first, ties by id. row [vocab_size] finite raw logits.
-
-    Computed in float64, rounded to float32.
+    Looks only as far below the best as the cuts can reach: a window is enough once it holds top_k ids or, without top_k,
+    the mass that top_p asks for.
     """
-    exact = row.double()
-    top = exact.max()
-    log_total = top + torch.log(_sum(torch.exp(exact - top)))
-    ids: list[int] = []
-    if count > 0:
-        border = torch.topk(row, min(count, row.shape[0])).values[-1]
-        candidates = torch.nonzero(row >= border).flatten()  # ascending ids
-        order = torch.sort(row[candidates], descending=True, stable=True).indices
-        ids = candidates[order[:count]].tolist()
-    values = (exact[[token, *ids]] - log_total).float().tolist()
-    return TokenLogprobs(values[0], tuple(ids), tuple(values[1:]))
+    top_k = params.top_k if 0 < params.top_k < len(scores) else 0
+    if not top_k and params.top_p >= 1.0:
+        return np.flatnonzero(scores >= math.log(params.min_p)) if params.min_p > 0.0 else None
+    masses = None if top_k else mass(scores)
+    target = 0 if masses is None else _target(int(masses.sum()), params.top_p)
+    columns = _NONE
+    for window in _WINDOWS:
+        columns = np.flatnonzero(scores >= -window) if window < math.inf else np.flatnonzero(scores > -math.inf)
+        if len(columns) >= top_k if masses is None else int(masses[columns].sum()) >= target:
+            break
+    columns = columns[np.argsort(-scores[columns], kind="stable")]
+    if top_k:
+        columns = columns[:top_k]
+    if params.top_p < 1.0:
+        running = (mass(scores[columns]) if masses is None else masses[columns]).cumsum()
+        target = target or _target(int(running[-1]), params.top_p)
+        columns = columns[: int(np.searchsorted(running, target)) + 1]
+    if params.min_p > 0.0:
+        columns = columns[scores[columns] >= math.log(params.min_p)]
+    return np.sort(columns)
 
 
-def _sum(values: Tensor) -> Tensor:
-    """Sum of values [n] in an order that does not depend on the number of threads: rows of 64, then the rows' sums."""
-    whole = values.shape[0] // 64 * 64
-    return values[:whole].view(-1, 64).sum(1).sum() + values[whole:].sum()
+def _target(total: int, top_p: float) -> int:
+    return min(total, max(1, math.ceil(top_p * total)))
+
+
+def softmax(scores: Floats) -> Floats:
+    """Probabilities [n] of log-scores [n], float64. numpy adds pairwise, in an order that only n decides."""
+    weights = np.exp(scores.astype(np.float64) - float(scores.max()))
+    return weights / weights.sum()
+
+
+def token_logprobs(row: Floats, token: int, count: int) -> TokenLogprobs:
+    """log p of `token` and of the `count` likeliest ids, likeliest first, ties by id. row [vocab_size]: raw logits.
+
+    float64, rounded to float32 at the end.
+    """
+    exact = row.astype(np.float64)
+    best = float(exact.max())
+    total = best + math.log(float(np.exp(exact - best).sum()))
+    top = _NONE
+    if count:
+        for window in _WINDOWS:
+            top = np.flatnonzero(exact >= best - window)
+            if len(top) >= count:
+                break
+        top = top[np.argsort(-exact[top], kind="stable")][:count]
+    values = [float(np.float32(x - total)) for x in (exact[token], *exact[top])]
+    return TokenLogprobs(values[0], tuple(top.tolist()), tuple(values[1:]))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """A proposed token. `confidence` = largest probability of the tempered distribution it came from, before cuts (T = 1 when greedy);
-    `distribution` only for `probabilistic`: None means one-hot on the token."""
+    """A proposed token.
+
+    `confidence`: the largest probability of the draft's tempered distribution before cuts (at temperature 1 when greedy),
+    whatever token was drawn. `distribution`: with `probabilistic` only; None = one-hot on the token.
+    """
 
     token: int
     confidence: float
     distribution: DraftDistribution | None = None
 
 
-def draft_choice(
-    sampler: Sampler, logits: Tensor, position: int, output: Sequence[int], method: DraftMethod
-) -> DraftChoice | None:
+def draft_choice(sampler: Sampler, logits: Tensor, position: int, output: Sequence[int], method: DraftMethod) -> DraftChoice | None:
     """What the draft proposes after `output`; None when a reduced head has no allowed id. Raises NonFinite.
 
-    The draft puts its own logits through the same pipeline as the target, cuts included: the closer the two distributions, the
-    more often they agree.
+    The draft puts its own logits through the same pipeline as the target, cuts included: the closer the two
+    distributions, the more often they agree.
     """
     row = sampler.adjusted(logits, output)
-    if not math.isfinite(row.max()):
+    if row.max() == -math.inf:
         return None
-    tempered = sampler.tempered(logits, output)
-    confidence = 1.0 / float(torch.exp(tempered).sum())
+    confidence = 1.0 / float(np.exp(sampler._temper(row)).sum())
     if sampler.params.greedy or method is DraftMethod.GREEDY:
-        return DraftChoice(sampler.token_of(int(tempered.argmax())), confidence)
+        return DraftChoice(int(sampler.ids[row.argmax()]), confidence)
     if method is DraftMethod.GUMBEL:
         return DraftChoice(sampler.choose(logits, position, output), confidence)
-    ids, probs = truncated(cut(tempered, sampler.params), DRAFT_TOP_K)
-    token_ids = sampler.ids_of(ids)
-    token = int(token_ids[noise.winner(probs.double().log(), sampler.seed, DRAFT, position, token_ids)])
-    distribution = DraftDistribution(tuple(token_ids.tolist()), struct.pack(f"<{len(ids)}f", *probs.tolist()))
-    return DraftChoice(token, confidence, distribution)
+    ids, probs = truncated(*sampler.distribution(logits, position, output), DRAFT_TOP_K)
+    token = sampler.draw(ids, probs.astype(np.float64), DRAFT, position)
+    return DraftChoice(token, confidence, DraftDistribution(tuple(ids.tolist()), probs.astype("<f4").tobytes()))
 
 
-def truncated(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` likeliest columns of scores [n], ascending, and their renormalised float32 probabilities, all positive.
+def truncated(ids: Columns, probs: Floats, count: int) -> tuple[Columns, npt.NDArray[np.float32]]:
+    """The `count` likeliest ids, ascending, with renormalised float32 probabilities, all positive. ids, probs [m].
 
-    Rounded first: these very numbers are sent and drawn from.
+    Rounded before anything is drawn: the numbers that are sent are the very numbers that are sampled from.
     """
-    order = torch.sort(scores, descending=True, stable=True).indices[:count].sort().values
-    probs = probabilities(scores[order]).float()
-    positive = probs > 0
-    return order[positive], probs[positive]
+    best = np.sort(np.argsort(-probs, kind="stable")[:count])
+    rounded = (probs[best] / probs[best].sum()).astype(np.float32)
+    return ids[best][rounded > 0], rounded[rounded > 0]
