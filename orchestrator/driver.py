@@ -19,7 +19,7 @@ from orchestrator import events as ev
 from orchestrator.admission import Admission
 from orchestrator.generation import Generation
 from orchestrator.observe import Observer
-from orchestrator.output import Ended, TokensDecided
+from orchestrator.output import Ended, GenerationStats, TokensDecided
 from orchestrator.peers import DRAFT, TARGET, Heard, Peer
 from orchestrator.placement import Candidate, choose
 from orchestrator.settings import OrchestratorSettings
@@ -46,6 +46,13 @@ class Handle:
     def cancel(self) -> None:
         """Frees both pools. Harmless after the end."""
         self._driver.feed(self.session_id, ev.Cancelled())
+
+    def stop_here(self) -> GenerationStats:
+        """The client has all it wants (a stop string was completed): frees both pools and returns the counts. Undelivered tokens are
+        among the decided ones."""
+        stats = self._end.stats if isinstance(self._end, Ended) else self._driver.stats(self.session_id)
+        self.cancel()
+        return stats
 
     async def __aiter__(self) -> AsyncIterator[TokensDecided | Ended]:
         """Ends after `Ended`; raises SpecdecError when the answer cannot go on."""
@@ -164,6 +171,11 @@ class Driver:
         if runs:
             self.feed(request.session_id, None)
         return handle
+
+    def stats(self, session_id: str) -> GenerationStats:
+        """Counts of a live generation; all zero for one that is over."""
+        live = self._live.get(session_id)
+        return live.generation.tally.stats() if live is not None else GenerationStats()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 

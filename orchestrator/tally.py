@@ -19,7 +19,7 @@ WANTED = frozenset({"hit", "late", "miss", "no_draft"})
 
 class Tally:
     def __init__(self, num_speculative_tokens: int) -> None:
-        self.rounds = self.spec_rounds = self.drafted = self.accepted = self.spec_tokens = 0
+        self.rounds = self.spec_rounds = self.drafted = self.accepted = self.spec_tokens = self.tokens = 0
         self.hits = self.wanted = self.replacements = 0
         self._histogram = [0] * (num_speculative_tokens + 1) if num_speculative_tokens else []
 
@@ -29,6 +29,7 @@ class Tally:
 
     def decided(self, result: Result) -> None:
         self.rounds += 1
+        self.tokens += len(result.tokens)
         if result.num_verified:
             self.spec_rounds += 1
             self.drafted += result.num_verified
@@ -47,6 +48,7 @@ class Tally:
             hits=self.hits,
             wanted=self.wanted,
             replacements=self.replacements,
+            decided=self.tokens,
         )
 
 

@@ -1,0 +1,121 @@
+"""A request as the core understands it, and what admission makes of it. Pure; knows no wire, no tokenizer.
+
+Every front parses its own messages into `Request`; from there on they are alike. `admit` fills in what the client left open: after it
+nothing has a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.events import Admitted
+from specdec.errors import InvalidRequest, NotFound
+from specdec.terms import DraftMethod, ModelInfo, RejectionMethod, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Raw text, with the special tokens the tokenizer adds."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Ids, used as they are."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages (role, content) for the chat template, with its extra variables as JSON texts."""
+
+    messages: tuple[Mapping[str, str], ...]
+    template_args: Mapping[str, str]
+    add_generation_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one client asked for, validated as far as that goes without a target. None = left open."""
+
+    prompt: Text | Ids | Chat
+    sampling: SamplingParams
+    rejection_method: RejectionMethod
+    draft_method: DraftMethod
+    num_speculative_tokens: int | None = None
+    output_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    priority: int = 0
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special: bool = True
+    model: str | None = None
+    request_id: str | None = None
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """Raises InvalidRequest for an id the tokenizer does not know."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        bad = next(i for i in ids if not 0 <= i < vocab_size)
+        raise InvalidRequest(field, f"token id {bad} is not in the vocabulary (0 to {vocab_size - 1})")
+
+
+def check_sampling(sampling: SamplingParams, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    """Ranges, ids, and that some id may be decided at all."""
+    sampling.check(vocab_size)
+    never = set(sampling.banned_token_ids)
+    if sampling.min_tokens:
+        never.update(sampling.stop_token_ids, () if sampling.ignore_eos else eos_ids)
+    allowed = set(sampling.allowed_token_ids)
+    if allowed and allowed <= never:
+        raise InvalidRequest("sampling.allowed_token_ids", "no id is left: the others are banned, or end the answer before min_tokens")
+    if len(never) >= vocab_size:
+        raise InvalidRequest("sampling.banned_token_ids", "leave at least one id")
+
+
+def admit(
+    request: Request, prompt: Sequence[int], info: ModelInfo, *, session_id: str, seed: int, num_speculative_tokens: int, traceparent: str
+) -> Admitted:
+    """Completes a request for the target described by `info`.
+
+    `prompt` = its ids; `seed` and `num_speculative_tokens` = what holds where the request leaves them open. `max_tokens` becomes the
+    smaller of what was asked for and what the window leaves; 0 = the answer is complete already. Raises InvalidRequest and NotFound.
+    """
+    if request.model is not None and request.model != info.model:
+        raise NotFound(f"model: {request.model!r} is not served here; this is {info.model!r}")
+    room = info.max_model_len - len(prompt)
+    if not prompt:
+        raise InvalidRequest("prompt", "must hold at least one token; this tokenizer adds none of its own")
+    if room < 0:
+        raise InvalidRequest("prompt", f"{len(prompt)} tokens do not fit the window of {info.max_model_len}")
+    if len(request.output_ids) > room:
+        raise InvalidRequest("output_token_ids", f"at most {room} tokens fit behind the prompt (window {info.max_model_len})")
+    sampling = request.sampling
+    max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+    if sampling.min_tokens > max_tokens:
+        raise InvalidRequest("sampling.min_tokens", f"the window leaves {max_tokens} tokens")
+    most = info.max_num_speculative_tokens
+    asked = request.num_speculative_tokens
+    if asked is not None and asked > most:
+        raise InvalidRequest("num_speculative_tokens", f"at most {most} here")
+    return Admitted(
+        session_id=session_id,
+        tokens=(*prompt, *request.output_ids),
+        prompt_length=len(prompt),
+        sampling=replace(sampling, max_tokens=max_tokens),
+        seed=seed if request.seed is None else request.seed,
+        window=info.max_model_len,
+        num_speculative_tokens=min(most, num_speculative_tokens) if asked is None else asked,
+        rejection_method=request.rejection_method,
+        draft_method=request.draft_method,
+        traceparent=traceparent,
+        priority=request.priority,
+    )
+
+
+def is_complete(admitted: Admitted) -> bool:
+    """Whether nothing is left to decide: the window or max_tokens was reached by what is there already."""
+    return len(admitted.tokens) - admitted.prompt_length >= (admitted.sampling.max_tokens or 0)
