@@ -22,8 +22,6 @@ from specdec.terms import ModelInfo
 from specdec.v1 import draft_pb2_grpc
 from specdec.vocabulary import Vocabulary, vocabulary
 
-BLOCK_TOKENS = 16  # K/V room is booked in blocks of this many tokens
-
 log = logging.getLogger("draft")
 
 
@@ -44,7 +42,7 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         max_budget=settings.budget_tokens,
         step_rows=settings.max_step_rows,
     )
-    room = KvBudget(info.kv_total_tokens, BLOCK_TOKENS)
+    room = KvBudget(info.kv_total_tokens)
     drafter = Drafter(limits, room, chooser_factory(words.size, words.eos_ids, info.draft_ids))
     metrics = Metrics(runtime.telemetry, drafter)
     worker = Worker(drafter, Stepper(engine), thread, metrics)
@@ -60,7 +58,7 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await thread.close()
+        await asyncio.to_thread(thread.close)
 
     return Service(add=lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server), close=close)
 

@@ -49,12 +49,16 @@ Addressed = tuple[int, DraftEvent]
 
 
 class Room(Protocol):
-    """The part of the engine's KvBudget that is used here."""
+    """The part of specdec.engine.KvBudget that is used here."""
 
-    total_tokens: int
+    @property
+    def total_tokens(self) -> int: ...
 
     @property
     def used_tokens(self) -> int: ...
+
+    def can_admit(self, tokens: int, reserve_tokens: int) -> bool:
+        """Whether a new session leaves enough for the others to grow."""
 
     def grow(self, session: int, tokens: int) -> bool:
         """Books room for `tokens` tokens of a session in all; False, changing nothing, when there is none."""
@@ -137,11 +141,18 @@ class Drafter:
         if len(self._state.sessions) >= self.limits.max_sessions:
             return self._refuse(key, command.epoch, f"no room: {self.limits.max_sessions} sessions are open", RETRY_MS)
         handle = self._state.handles = self._state.handles + 1
-        if not self._room.grow(handle, min(len(command.tokens) + bounds.budget, bounds.limit)):
-            return self._refuse(key, command.epoch, "no room for keys and values", RETRY_MS)
+        if not self._admitted(handle, len(command.tokens), bounds):
+            never = len(command.tokens) + bounds.budget > self._room.total_tokens
+            return self._refuse(key, command.epoch, "no room for keys and values", 0 if never else RETRY_MS)
         session = Session(*key, command.epoch, handle, command.tokens, bounds, self._make_chooser(command))
         self._state.sessions[key] = self._state.by_handle[handle] = session
         return []
+
+    def _admitted(self, handle: int, length: int, bounds: Bounds) -> bool:
+        """Books room for a new session. The first one may have all there is."""
+        wanted = min(length + bounds.budget, bounds.limit)
+        crowded = bool(self._state.sessions) and not self._room.can_admit(length, wanted - length)
+        return not crowded and self._room.grow(handle, wanted)
 
     def _command(self, session: Session, command: DraftCommand) -> list[Addressed]:
         if isinstance(command, Sent):
@@ -179,6 +190,8 @@ class Drafter:
         before = len(chain)
         dropped = session.sent(command.prefix_length, command.num_proposed, command.tokens)
         self.tally.waste(dropped, before, 0)
+        if not self._room.grow(session.handle, min(len(chain), session.bounds.limit)):
+            return self._refuse((session.stream, session.session_id), session.epoch, "no room for keys and values", RETRY_MS)
         self._state.touched[session.handle] = session
         return []
 

@@ -43,6 +43,9 @@ class FakeRoom:
     def used_tokens(self) -> int:
         return sum(self.booked.values())
 
+    def can_admit(self, tokens: int, reserve_tokens: int) -> bool:
+        return self.used_tokens + tokens + reserve_tokens <= 0.9 * self.total_tokens
+
     def grow(self, session: int, tokens: int) -> bool:
         held = self.booked.get(session, 0)
         if self.used_tokens - held + max(held, tokens) > self.total_tokens:

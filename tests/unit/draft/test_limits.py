@@ -81,7 +81,7 @@ def test_no_room_refuses_one_session_and_says_when_to_come_back() -> None:
 
 
 def test_room_that_ends_while_a_session_grows() -> None:
-    rig = Rig(total=40)
+    rig = Rig(total=43)
     rig.open("a", budget=16)
     rig.open("b", budget=16)
     rig.settle()

@@ -44,10 +44,10 @@ class Walk:
         session = self.rig.drafter.session(1, name)
         if kind == 0 or session is None:
             self.open(name)
+        elif kind == 44:
+            self.rig.close(name)
         else:
             (self.step, self.step, self.begin, self.sent, self.agree, self.differ, self.foreign, self.pause, self.stale)[kind % 9](name)
-        if kind == 40:
-            self.rig.close(name)
         self.check()
 
     def open(self, name: str) -> None:

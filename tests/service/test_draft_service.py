@@ -1,0 +1,372 @@
+"""A draft process over gRPC, with a tiny model in float64: what it tells is what the engine alone says for that prefix."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from specdec import wire
+from specdec.engine import Engine, EngineConfig, Segment, load_engine
+from specdec.hashing import prefix_hash
+from specdec.runtime.channels import open_channel
+from specdec.terms import (
+    CloseDraft,
+    Commit,
+    DraftCommand,
+    DraftEvent,
+    DraftLoad,
+    DraftMethod,
+    Open,
+    Pause,
+    Proposal,
+    Refused,
+    RejectionMethod,
+    Resume,
+    Resync,
+    SamplingParams,
+    Sent,
+)
+from specdec.v1 import draft_pb2, draft_pb2_grpc
+from specdec.vocabulary import vocabulary
+from tests.tiny import save_tiny
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+READY_S = 60
+ANSWER_S = 20
+PROMPT = (40, 41, 42, 43, 44)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), seed=3, window=256)
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Engine:
+    return load_engine(EngineConfig(model_dir=model, dtype="float64", kv_tokens=4096, self_test=False))
+
+
+def naive(engine: Engine, prefix: Sequence[int], count: int) -> list[int]:
+    """The engine's own greedy continuation, every token from a fresh slot."""
+    tokens = list(prefix)
+    for _ in range(count):
+        slot = engine.kv.open()
+        (logits,) = engine.forward([Segment(slot, 0, tuple(tokens), len(tokens) - 1)])
+        engine.kv.close(slot)
+        tokens.append(int(logits[-1][:320].argmax()))
+    return tokens[len(prefix) :]
+
+
+class Process:
+    """`python -m draft_service` on free ports; killed at the end whatever happens."""
+
+    def __init__(self, model: Path, **settings: object) -> None:
+        values = {"MODEL": model, "DTYPE": "float64", "METRICS_PORT": 0, "SELF_TEST": "false", "KV_TOKENS": 4096, **settings}
+        self._env = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_")}
+        self._env |= {f"SPECDEC_{name}": str(value) for name, value in values.items()} | {"OMP_NUM_THREADS": "1"}
+        self.ready: dict[str, str] = {}
+
+    async def __aenter__(self) -> Process:
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "draft_service", env=self._env, stdout=asyncio.subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        line = (await asyncio.wait_for(self.process.stdout.readline(), READY_S)).decode()
+        assert line.startswith("ready role=draft "), line
+        self.ready = dict(part.split("=", 1) for part in line.split()[1:])
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.ready['host']}:{self.ready['port']}"
+
+
+class Stream:
+    """One Draft stream as an orchestrator holds it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._call: Any = draft_pb2_grpc.DraftServiceStub(channel).Draft()
+        self._named = False
+        self.pending: list[DraftEvent] = []
+        self.load: DraftLoad | None = None
+
+    async def send(self, *commands: DraftCommand) -> None:
+        await self._call.write(wire.draft_request_to_wire(commands, None if self._named else "test"))
+        self._named = True
+
+    async def send_raw(self, message: draft_pb2.DraftRequest) -> None:
+        await self._call.write(message)
+
+    async def _read(self) -> None:
+        message = await asyncio.wait_for(self._call.read(), ANSWER_S)
+        assert message is not grpc.aio.EOF
+        response = wire.draft_response_from_wire(message)
+        assert response.faults == ()
+        self.pending += response.events
+        self.load = response.load or self.load
+
+    async def event(self) -> Any:
+        while not self.pending:
+            await self._read()
+        return self.pending.pop(0)
+
+    async def proposed(self, count: int) -> Proposal:
+        """Pieces joined until `count` tokens are there."""
+        joined = await self.event()
+        while len(joined.tokens) < count:
+            piece = await self.event()
+            assert piece.prefix_length == joined.prefix_length + len(joined.tokens)
+            joined = Proposal(joined.session_id, joined.epoch, joined.prefix_length, joined.prefix_hash, joined.tokens + piece.tokens)
+        return joined
+
+    async def until_load(self, wanted: Callable[[DraftLoad], bool]) -> DraftLoad:
+        async with asyncio.timeout(ANSWER_S):
+            while self.load is None or not wanted(self.load):
+                await self._read()
+        return self.load
+
+    async def code(self) -> grpc.StatusCode:
+        return await asyncio.wait_for(self._call.code(), ANSWER_S)  # type: ignore[no-any-return]
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+@pytest.fixture(scope="module")
+async def process(model: Path) -> AsyncIterator[Process]:
+    async with Process(model) as running:
+        yield running
+
+
+@pytest.fixture
+async def channel(process: Process) -> AsyncIterator[grpc.aio.Channel]:
+    async with open_channel(process.endpoint) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def stream(channel: grpc.aio.Channel) -> AsyncIterator[Stream]:
+    made = Stream(channel)
+    yield made
+    made.cancel()
+
+
+def open_of(session_id: str = "s", tokens: Sequence[int] = PROMPT, epoch: int = 1, k: int = 3, **more: Any) -> Open:
+    sampling = more.pop("sampling", SamplingParams(temperature=0.0))
+    return Open(
+        session_id, epoch, tuple(tokens), len(tokens), sampling, 1, RejectionMethod.COUPLED, DraftMethod.GUMBEL, 2 * k + 2, k, **more
+    )
+
+
+def sent_of(prefix: Sequence[int], n: int, block: Sequence[int] = (), session_id: str = "s") -> Sent:
+    return Sent(session_id, len(prefix), prefix_hash(prefix), n, tuple(block))
+
+
+def commit_of(prefix: Sequence[int], tokens: Sequence[int], session_id: str = "s") -> Commit:
+    return Commit(session_id, len(prefix), prefix_hash(prefix), tuple(tokens))
+
+
+def fits(proposal: Proposal, prefix: Sequence[int], reference: Engine) -> bool:
+    named = (proposal.prefix_length, proposal.prefix_hash) == (len(prefix), prefix_hash(prefix))
+    return named and list(proposal.tokens) == naive(reference, prefix, len(proposal.tokens))
+
+
+async def test_info(process: Process, channel: grpc.aio.Channel, model: Path) -> None:
+    stub: Any = draft_pb2_grpc.DraftServiceStub(channel)
+    info = wire.model_info_from_wire((await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest())).info)
+    assert info.vocabulary_fingerprint == vocabulary(model).fingerprint and info.vocab_size == 320
+    assert info.max_model_len == 256 and info.dtype == "float64" and info.boot_id and info.numerics_fingerprint
+
+
+async def test_rounds_of_every_kind(stream: Stream, reference: Engine) -> None:
+    tokens = list(PROMPT)
+    await stream.send(open_of())
+    block = await stream.proposed(3)
+    assert fits(block, tokens, reference)
+    for kind in ("full", "correction", "bonus differs", "empty", "foreign", "no sent", "full"):
+        foreign = [*block.tokens[:1], 99, 98] if kind == "foreign" else []
+        n = 0 if kind == "empty" else 3
+        if kind != "no sent":
+            await stream.send(sent_of(tokens, n, foreign))
+        true = naive(reference, tokens, n + 1)
+        decided = {
+            "full": true,
+            "correction": [true[0], 7],
+            "bonus differs": [*true[:-1], 7],
+            "empty": true,
+            "foreign": [*foreign, 5],
+            "no sent": [7, 8, 9],
+        }[kind]
+        await stream.send(commit_of(tokens, decided))
+        tokens += decided
+        block = await stream.proposed(3)
+        while block.prefix_length + len(block.tokens) < len(tokens) + 3:  # a piece that continued an older prefix
+            block = await stream.proposed(3)
+        start = block.prefix_length
+        assert start <= len(tokens)
+        whole = [*tokens[:start], *block.tokens]
+        assert whole[: len(tokens)] == tokens
+        assert whole[len(tokens) :] == naive(reference, tokens, len(whole) - len(tokens))
+        block = Proposal("s", 1, len(tokens), 0, tuple(whole[len(tokens) :]))
+
+
+async def test_pause_resume_close_and_reopen(stream: Stream, reference: Engine) -> None:
+    await stream.send(open_of(), Pause("s"))
+    await stream.send(open_of("other"))
+    assert (await stream.proposed(3)).session_id == "other"
+    await stream.send(Resume("s"))
+    assert fits(await stream.proposed(3), PROMPT, reference)
+    await stream.send(CloseDraft("s"), CloseDraft("other"))
+    await stream.until_load(lambda load: load.sessions == 0 and load.kv_used_tokens == 0)
+    await stream.send(open_of(epoch=2, tokens=PROMPT[:2]))
+    again = await stream.proposed(3)
+    assert again.epoch == 2 and fits(again, PROMPT[:2], reference)
+
+
+async def test_f99_many_sessions_at_once_say_what_each_alone_says(stream: Stream, reference: Engine) -> None:
+    prompts = {f"s{i}": [50 + i] * (1 + 17 * i) for i in range(6)}
+    await stream.send(*(open_of(name, tokens) for name, tokens in prompts.items()))
+    for _ in prompts:
+        told = await stream.proposed(3)
+        assert fits(told, prompts[told.session_id], reference)
+
+
+async def test_f51_bad_commands_cost_their_session_alone(stream: Stream, reference: Engine) -> None:
+    await stream.send(open_of("good"), open_of("bad", tokens=(1, 320)))
+    seen = {type(e): e for e in (await stream.event(), await stream.event())}
+    assert seen[Refused].session_id == "bad" and "open.tokens" in seen[Refused].reason
+    assert fits(seen[Proposal], PROMPT, reference)
+    unreadable = draft_pb2.DraftRequest(
+        commands=[draft_pb2.DraftCommand(sent=draft_pb2.Sent(session_id="good", num_proposed=2, tokens=[1]))]
+    )
+    await stream.send_raw(unreadable)
+    refused = await stream.event()
+    assert isinstance(refused, Refused) and (refused.session_id, refused.epoch) == ("good", 1) and "sent.tokens" in refused.reason
+    await stream.send(commit_of((1, 2), (3,), "nobody"))
+    assert await stream.event() == Resync("nobody", 0, 0)
+    await stream.send(open_of("good", epoch=2))
+    assert fits(await stream.proposed(3), PROMPT, reference)
+
+
+async def test_a_grammar_is_not_served_and_says_so(stream: Stream) -> None:
+    message = wire.draft_request_to_wire([open_of()], "test")
+    message.commands[0].open.sampling.grammar.regex = "a+"
+    await stream.send_raw(message)
+    refused = await stream.event()
+    assert isinstance(refused, Refused) and "grammar" in refused.reason
+
+
+@pytest.mark.parametrize("name", [None, "", "x" * 129])
+async def test_a_stream_must_say_whose_it_is(channel: grpc.aio.Channel, name: str | None) -> None:
+    stream = Stream(channel)
+    await stream.send_raw(draft_pb2.DraftRequest(orchestrator_id=name))
+    assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_too_many_commands_or_a_command_of_nobody_end_the_stream(channel: grpc.aio.Channel) -> None:
+    many = Stream(channel)
+    await many.send_raw(draft_pb2.DraftRequest(orchestrator_id="x", commands=[draft_pb2.DraftCommand()] * 1025))
+    assert await many.code() is grpc.StatusCode.INVALID_ARGUMENT
+    nobody = Stream(channel)
+    await nobody.send_raw(draft_pb2.DraftRequest(orchestrator_id="x", commands=[draft_pb2.DraftCommand()]))
+    assert await nobody.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_f62_the_window_ends_proposals(stream: Stream) -> None:
+    await stream.send(open_of(tokens=[9] * 254), open_of("short"), open_of("long", tokens=[9] * 300))
+    told = [await stream.event() for _ in range(3)]
+    by_name = {event.session_id: event for event in told}
+    assert isinstance(by_name["long"], Refused) and by_name["long"].retry_after_ms == 0
+    assert len(by_name["s"].tokens) == 2 and len(by_name["short"].tokens) == 3
+    await stream.send(commit_of([9] * 254, [1, 1]))
+    assert isinstance(await stream.event(), Refused)
+
+
+async def test_room_ends_for_one_session(stream: Stream) -> None:
+    await stream.send(*(open_of(f"s{i}", tokens=[i + 1] * 240) for i in range(20)))
+    told = [await stream.event() for _ in range(20)]
+    refused = [event for event in told if isinstance(event, Refused)]
+    assert refused and all(event.retry_after_ms > 0 for event in refused)
+    assert len(refused) < 20
+    load = await stream.until_load(lambda load: load.sessions == 20 - len(refused))
+    assert 0 < load.kv_used_tokens <= load.kv_total_tokens
+
+
+async def test_a_cut_stream_takes_its_sessions_with_it(channel: grpc.aio.Channel) -> None:
+    watcher, lost = Stream(channel), Stream(channel)
+    await watcher.send(open_of("kept"))
+    await watcher.proposed(3)
+    await lost.send(open_of("gone"), open_of("gone too", tokens=[7] * 200))
+    await watcher.until_load(lambda load: load.sessions == 3)
+    lost.cancel()
+    await watcher.until_load(lambda load: load.sessions == 1)
+    done = Stream(channel)
+    await done.send(open_of("half-closed"))
+    await watcher.until_load(lambda load: load.sessions == 2)
+    await done._call.done_writing()
+    assert await done.code() is grpc.StatusCode.OK
+    await watcher.until_load(lambda load: load.sessions == 1)
+    watcher.cancel()
+
+
+async def test_the_same_session_id_on_two_streams_is_two_sessions(channel: grpc.aio.Channel, reference: Engine) -> None:
+    one, two = Stream(channel), Stream(channel)
+    await one.send(open_of())
+    await two.send(open_of(tokens=PROMPT[:2]))
+    assert fits(await one.proposed(3), PROMPT, reference)
+    assert fits(await two.proposed(3), PROMPT[:2], reference)
+    one.cancel()
+    two.cancel()
+
+
+async def test_f82_a_killed_process_ends_its_streams_and_nothing_else(process: Process, model: Path, reference: Engine) -> None:
+    async with Process(model) as victim, open_channel(victim.endpoint) as doomed, open_channel(process.endpoint) as healthy:
+        dying, living = Stream(doomed), Stream(healthy)
+        await dying.send(open_of())
+        await living.send(open_of())
+        assert fits(await dying.proposed(3), PROMPT, reference)
+        victim.process.send_signal(signal.SIGKILL)
+        assert await dying.code() is grpc.StatusCode.UNAVAILABLE
+        assert fits(await living.proposed(3), PROMPT, reference)
+        living.cancel()
+
+
+async def test_sigterm_ends_cleanly_with_streams_open(model: Path) -> None:
+    async with Process(model, DRAIN_MS=500) as running, open_channel(running.endpoint) as channel:
+        stream = Stream(channel)
+        await stream.send(open_of())
+        await stream.proposed(3)
+        running.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(running.process.wait(), 10) == 0
+
+
+async def test_metrics_are_served(process: Process, stream: Stream) -> None:
+    await stream.send(open_of())
+    await stream.proposed(3)
+    await asyncio.sleep(0.6)
+    reader, writer = await asyncio.open_connection(process.ready["host"], int(process.ready["metrics_port"]))
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    await writer.wait_closed()
+    for name in (
+        "specdec_draft_tokens",
+        "specdec_draft_wasted_tokens",
+        "specdec_batch_size",
+        "specdec_sessions",
+        "specdec_kv_cache_utilization",
+    ):
+        assert name in text, name
