@@ -15,7 +15,7 @@ class Settings(CommonSettings):
     engine_path: str = setting("auto", choices=("auto", "lean", "generic"), doc="which forward the engine uses")
     device: str = setting("cpu", doc="torch device")
     threads: int = setting(1, low=1, high=1024, doc="threads inside one operation")
-    kv_tokens: int = setting(16384, low=64, doc="room for keys and values, tokens of all sessions together")
+    kv_tokens: int = setting(8192, low=64, doc="room for keys and values, tokens of all sessions together")
     max_sessions: int = setting(64, low=1, high=65536, doc="most sessions held at once")
     max_step_rows: int = setting(64, low=1, high=65536, doc="most rows of one engine step; longer prefills are cut into pieces")
     self_test: bool = setting(True, doc="prove batch invariance at the start")
