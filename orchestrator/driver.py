@@ -27,6 +27,7 @@ from specdec import terms
 from specdec.errors import AlreadyExists, InternalFault, Mismatch, SpecdecError, Unavailable
 
 MAX_UNDELIVERED = 512  # decided tokens that may wait for a client before its generation is held
+DRAIN_POLL_S = 0.05
 log = logging.getLogger(__name__)
 
 
@@ -183,6 +184,11 @@ class Driver:
         """Starts dialling. Needs a running loop."""
         peers = [peer for pool in self._pools.values() for peer in pool.values()]
         self._tasks = [asyncio.create_task(peer.run(), name=f"peer {peer.name}") for peer in peers]
+
+    async def drained(self) -> None:
+        """Returns when no generation is left."""
+        while self._live:
+            await asyncio.sleep(DRAIN_POLL_S)
 
     async def close(self) -> None:
         """Fails what still runs and hangs up."""

@@ -1,0 +1,35 @@
+"""`python -m orchestrator`: the service that clients call. Settings: SPECDEC_* variables, see settings.py."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from orchestrator.driver import Driver
+from orchestrator.fronts.grpc import GenerationServicer
+from orchestrator.fronts.meters import Meters
+from orchestrator.fronts.requests import Defaults
+from orchestrator.observe import Observer
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.text import TextModel
+from specdec.runtime.server import Runtime, Service, serve
+from specdec.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+
+
+async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
+    """Ready as soon as it can answer: a pool that is empty for now delays or fails calls, never the start."""
+    text = await asyncio.to_thread(TextModel, settings.tokenizer)
+    driver = Driver(settings, text.vocabulary.fingerprint, Observer(runtime.telemetry))
+    defaults = Defaults(settings.num_speculative_tokens, settings.rejection_sample_method, settings.draft_sample_method)
+    servicer = GenerationServicer(driver, text, defaults, Meters(runtime.telemetry))
+    driver.run()
+
+    async def close() -> None:
+        await driver.close()
+        servicer.close()
+
+    return Service(add=lambda server: add_GenerationServiceServicer_to_server(servicer, server), drain=driver.drained, close=close)
+
+
+if __name__ == "__main__":
+    sys.exit(serve("orchestrator", OrchestratorSettings, build))

@@ -1,0 +1,105 @@
+"""On = off, id for id: tiny random models in float64, over real processes, with every kind of draft there is.
+
+One target serves four orchestrators at once, each with a draft of its own kind: the target itself (every block is accepted), another
+random model (hardly any is), the target with its head negated (none is, at temperature 0), and none at all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec.terms import RejectionMethod, SamplingParams
+from tests.e2e.ask import Ask, answers, same
+from tests.e2e.stack import Process, running, wait_ready
+from tests.tiny import save_tiny, tiny_llama
+
+pytestmark = [pytest.mark.pair, pytest.mark.timeout(240)]
+DRAFTS = ("self", "random", "never", "none")
+BLOCK_LENGTHS = (1, 2, 4, 8)
+TEMPERATURES = (0.0, 1.0)
+NUM_PROMPTS, NUM_TOKENS = 10, 32
+FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
+
+
+def never_right(target: Path, folder: Path) -> Path:
+    """A copy of the target whose favourite is the target's least likely token."""
+    save_tiny(folder, seed=0)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = -weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def orchestrators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Process]]:
+    folder = tmp_path_factory.mktemp("models")
+    target = save_tiny(folder / "target", seed=0)
+    models = {"self": target, "random": save_tiny(folder / "random", seed=9, layers=1), "never": never_right(target, folder / "never")}
+    with running(target, target, target=FLOAT64, draft=FLOAT64) as stack:
+        processes = {"self": stack.orchestrators[0]}
+        for kind in ("random", "never"):
+            draft = wait_ready(stack.begin_draft(MODEL=str(models[kind])))
+            processes[kind] = stack.add_orchestrator(DRAFTS=draft.endpoint)
+        processes["none"] = stack.add_orchestrator(DRAFTS="")
+        yield processes
+
+
+def questions(temperature: float, k: int) -> list[Ask]:
+    draw = random.Random(1)
+    prompts = [[draw.randrange(3, 320) for _ in range(draw.choice((1, 5, 20, 70)))] for _ in range(NUM_PROMPTS)]
+    sampling = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, logprobs=2, ignore_eos=temperature == 0.0)
+    return [Ask(prompt, sampling, {"seed": 1000 + i, "num_speculative_tokens": k}) for i, prompt in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def reference(orchestrators: dict[str, Process]) -> dict[float, list]:  # type: ignore[type-arg]
+    """One at a time, no block, no draft."""
+    return {t: answers(orchestrators["none"].endpoint, questions(t, 0), at_once=1) for t in TEMPERATURES}
+
+
+@pytest.mark.parametrize("k", (0, *BLOCK_LENGTHS))
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_on_equals_off(orchestrators: dict[str, Process], reference: dict[float, list], kind: str, k: int) -> None:  # type: ignore[type-arg]
+    for temperature in TEMPERATURES:
+        for got, want in zip(answers(orchestrators[kind].endpoint, questions(temperature, k)), reference[temperature], strict=True):
+            same(got, want)
+
+
+def test_the_drafts_are_what_they_claim(orchestrators: dict[str, Process]) -> None:
+    """Without this, equality would also hold for drafts that never propose anything."""
+    kept: dict[str, float] = {}
+    for kind in ("self", "random", "never"):
+        got = answers(orchestrators[kind].endpoint, questions(0.0, 4))
+        drafted = sum(a.finished.speculative.num_draft_tokens for a in got)
+        kept[kind] = sum(a.finished.speculative.num_accepted_draft_tokens for a in got) / drafted
+        assert drafted > NUM_PROMPTS * NUM_TOKENS / 2
+        for a in got:
+            stats = a.finished.speculative
+            assert sum(stats.acceptance_histogram) == stats.num_spec_steps
+            assert sum(j * n for j, n in enumerate(stats.acceptance_histogram)) == stats.num_accepted_draft_tokens
+    assert kept["self"] == 1.0 and kept["never"] == 0.0 and kept["random"] < 0.2
+
+
+def test_standard_equals_off_at_temperature_0(orchestrators: dict[str, Process], reference: dict[float, list]) -> None:  # type: ignore[type-arg]
+    asks = questions(0.0, 4)
+    for ask in asks:
+        ask.options["rejection_method"] = RejectionMethod.STANDARD
+    for kind in ("self", "random"):
+        for got, want in zip(answers(orchestrators[kind].endpoint, asks), reference[0.0], strict=True):
+            same(got, want)
+
+
+def test_off_equals_transformers(reference: dict[float, list]) -> None:  # type: ignore[type-arg]
+    """The reference itself is the model's own greedy text."""
+    model = tiny_llama(0, vocab=320).float().double()  # the folder holds float32
+    for ask, answer in zip(questions(0.0, 0), reference[0.0], strict=True):
+        prompt = torch.tensor([list(ask.prompt)])
+        config = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        text = model.generate(prompt, attention_mask=torch.ones_like(prompt), **config)
+        assert tuple(text[0, prompt.shape[1] :].tolist()) == answer.token_ids
