@@ -14,7 +14,7 @@ from specdec.errors import InvalidRequest, Unsupported
 from specdec.terms import DraftMethod, RejectionMethod, SamplingParams
 from specdec.v1 import generation_pb2 as pb
 
-MAX_PROMPT_BYTES = 8 << 20  # of a text, or of all messages and template arguments together
+MAX_PROMPT_BYTES = 4 << 20  # of a text, or of all messages and template arguments together
 MAX_PROMPT_TOKENS = 1 << 20  # ids of a prompt, or of the output it resumes
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_ARGS = 64
@@ -22,6 +22,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 512  # of one stop string
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024  # entries
+MAX_DETOKENIZE_IDS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)

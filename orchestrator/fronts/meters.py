@@ -1,0 +1,74 @@
+"""What is measured of a request at the door: duration, time to the first token, time per token after it, refusals.
+
+Tokens that arrive together share the time since the tokens before them, so the mean is the time per token, whatever the block length,
+and the count is the tokens after the first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from specdec.errors import SpecdecError
+from specdec.runtime.metrics import GEN_AI_LABELS
+from specdec.runtime.telemetry import Span, Telemetry
+from specdec.status import code_of
+
+OPERATION = "gen_ai.operation.name"
+
+
+class Meters:
+    def __init__(self, telemetry: Telemetry, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.telemetry, self.clock = telemetry, clock
+        self.duration = telemetry.histogram("gen_ai.server.request.duration")
+        self.to_first = telemetry.histogram("gen_ai.server.time_to_first_token")
+        self.per_token = telemetry.histogram("gen_ai.server.time_per_output_token")
+        self.refused = telemetry.counter("specdec.requests.refused")
+
+    def request(self, traceparent: str, chat: bool) -> RequestMeter:
+        """Begins now. `traceparent` = the caller's trace context, empty when there is none."""
+        return RequestMeter(self, traceparent, "chat" if chat else GEN_AI_LABELS[OPERATION])
+
+
+class RequestMeter:
+    """A context around one request: leaving it records how it ended."""
+
+    def __init__(self, meters: Meters, traceparent: str, operation: str) -> None:
+        self._meters = meters
+        self._labels = {**GEN_AI_LABELS, OPERATION: operation}
+        self._began = meters.clock()
+        self._last: float | None = None  # when tokens arrived the last time
+        self._admitted = False
+        self.span: Span = meters.telemetry.span(f"{operation} specdec", traceparent, kind="server")
+
+    def admitted(self) -> None:
+        """From here on an error is a failure, not a refusal."""
+        self._admitted = True
+
+    def tokens(self, count: int) -> None:
+        """So many tokens are on their way to the client."""
+        if not count:
+            return
+        now = self._meters.clock()
+        if self._last is None:
+            self._meters.to_first.record(now - self._began, self._labels)
+            share, count = 0.0, count - 1
+        else:
+            share = (now - self._last) / count
+        for _ in range(count):
+            self._meters.per_token.record(share, self._labels)
+        self._last = now
+
+    def __enter__(self) -> RequestMeter:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        labels = dict(self._labels)
+        if error is not None:
+            # Whatever is neither ours nor a defect is the client hanging up.
+            code = code_of(error).name if isinstance(error, Exception) else "CANCELLED"
+            labels["error.type"] = code
+            if isinstance(error, SpecdecError) and not self._admitted:
+                self._meters.refused.add(1, reason=code)
+        self._meters.duration.record(self._meters.clock() - self._began, labels)
+        self.span.end(error)

@@ -1,0 +1,63 @@
+"""Tokenising and templates off the event loop: few threads, a bounded queue in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from orchestrator.answer import AnswerStream
+from orchestrator.request import Chat, Ids, Request, Text
+from orchestrator.stops import StopMatcher
+from orchestrator.text import TextModel, template_args
+from specdec.errors import InvalidRequest, Overloaded
+
+THREADS = 2  # so that one long prompt does not hold up all short ones
+MAX_TASKS = 256  # running and waiting
+RETRY_AFTER_MS = 1000
+T = TypeVar("T")
+
+
+class TextWork:
+    def __init__(self, threads: int = THREADS, max_tasks: int = MAX_TASKS) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="text")
+        self._max_tasks = max_tasks
+        self._tasks = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Raises Overloaded when MAX_TASKS wait already. A caller that goes away takes its waiting work with it."""
+        if self._tasks >= self._max_tasks:
+            raise Overloaded(f"{self._tasks} texts are being tokenised already", RETRY_AFTER_MS)
+        self._tasks += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._tasks -= 1
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def encode(text_model: TextModel, prompt: Text | Ids | Chat, add_special_tokens: bool = True) -> tuple[int, ...]:
+    """Ids of a prompt. Raises InvalidRequest for a chat that the template refuses."""
+    if isinstance(prompt, Ids):
+        return prompt.ids
+    if isinstance(prompt, Text):
+        return text_model.encode(prompt.text, add_special_tokens)
+    return text_model.encode_messages(prompt.messages, template_args(prompt.template_args), prompt.add_generation_prompt)
+
+
+def prepare(text_model: TextModel, request: Request) -> tuple[tuple[int, ...], AnswerStream]:
+    """All text work that comes before the first token: the prompt's ids, and the answer with what it resumes behind it."""
+    prompt = encode(text_model, request.prompt)
+    if not prompt:
+        raise InvalidRequest("prompt", "must hold at least one token; this tokenizer adds none of its own")
+    answer = AnswerStream(
+        text_model.decoder(skip_special_tokens=request.skip_special, prompt=prompt),
+        StopMatcher(request.stop, request.include_stop),
+        prompt_tokens=len(prompt),
+        resumed=request.output_ids,
+        min_tokens=request.sampling.min_tokens,
+    )
+    return prompt, answer
