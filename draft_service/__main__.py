@@ -8,8 +8,9 @@ import logging
 import secrets
 import sys
 
+from draft_service.checks import Limits
 from draft_service.choosing import chooser_factory
-from draft_service.drafter import Drafter, Limits
+from draft_service.drafter import Drafter
 from draft_service.metrics import Metrics
 from draft_service.servicer import DraftServicer, beats
 from draft_service.settings import Settings

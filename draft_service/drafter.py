@@ -22,13 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from draft_service.checks import Limits, bounds_of, check_commit, check_name, check_open, check_sent
 from draft_service.plan import Chooser, DraftPlan, DraftRow, PlanOutcome, RowOutcome
 from draft_service.session import MAX_BROKEN, Bounds, Session
 from draft_service.tally import Tally
 from specdec.errors import InvalidRequest
 from specdec.terms import (
-    LEGAL_METHODS,
-    MAX_ID_BYTES,
     CloseDraft,
     Commit,
     DraftCommand,
@@ -64,21 +63,6 @@ class Room(Protocol):
         """Books room for `tokens` tokens of a session in all; False, changing nothing, when there is none."""
 
     def release(self, session: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`vocab_size` = ids the tokenizer knows, `window` = longest sequence of the draft model, `step_rows` = tokens fed in one pass,
-    `chunk_rows` = tokens of one prompt in a pass while there are other sessions."""
-
-    vocab_size: int
-    window: int
-    eos_ids: tuple[int, ...]
-    max_sessions: int = 64
-    max_block: int = 16
-    max_budget: int = 64
-    step_rows: int = 256
-    chunk_rows: int = 64
 
 
 @dataclass(slots=True)
@@ -134,8 +118,8 @@ class Drafter:
             return [(key[0], event)]
         self._drop(key)
         self._state.gone.pop(key, None)
-        self._check_open(command)
-        bounds = self._bounds(command)
+        check_open(command, self.limits)
+        bounds = bounds_of(command, self.limits)
         if len(command.tokens) >= bounds.limit:
             return self._beyond(key, command.epoch)
         if len(self._state.sessions) >= self.limits.max_sessions:
@@ -172,16 +156,12 @@ class Drafter:
             return []
         if key in self._state.gone:
             return []
-        _check_name(command.session_id)
+        check_name(command.session_id)
         self._bury(key)
         return [(key[0], Resync(command.session_id, 0, 0))]
 
     def _sent(self, session: Session, command: Sent) -> list[Addressed]:
-        if command.num_proposed > self.limits.max_block:
-            raise InvalidRequest("sent.num_proposed", f"must be at most {self.limits.max_block}, got {command.num_proposed}")
-        if command.tokens and len(command.tokens) != command.num_proposed:
-            raise InvalidRequest("sent.tokens", f"must hold num_proposed ({command.num_proposed}) ids or none")
-        self._check_ids("sent.tokens", command.tokens)
+        check_sent(command, self.limits)
         chain = session.chain
         if not chain.names(command.prefix_length, command.prefix_hash):
             return self._lost(session)
@@ -196,9 +176,7 @@ class Drafter:
         return []
 
     def _commit(self, session: Session, command: Commit) -> list[Addressed]:
-        if not command.tokens:
-            raise InvalidRequest("commit.tokens", "must hold at least one token")
-        self._check_ids("commit.tokens", command.tokens)
+        check_commit(command, self.limits)
         chain, bounds = session.chain, session.bounds
         if not chain.names(command.prefix_length, command.prefix_hash):
             return self._lost(session)
@@ -235,7 +213,7 @@ class Drafter:
             if left == 0:
                 break
             row = self._row(session, left if alone else min(left, self.limits.chunk_rows))
-            session.served = self._state.plans
+            session.served, session.stepping = self._state.plans, True
             left -= len(row.tokens)
             rows.append(row)
         complete = len(rows) == len(waiting) and all(row.draws for row in rows)
@@ -257,6 +235,7 @@ class Drafter:
             session = self._state.by_handle.get(row.handle)
             if session is None:
                 continue
+            session.stepping = False
             if outcome.fault:
                 key = (session.stream, session.session_id)
                 events += self._refuse(key, session.epoch, f"the engine failed: {outcome.fault}", RETRY_MS)
@@ -340,39 +319,3 @@ class Drafter:
     def _lost(self, session: Session) -> list[Addressed]:
         self._bury((session.stream, session.session_id))
         return [(session.stream, Resync(session.session_id, session.epoch, session.chain.committed))]
-
-    # ------------------------------------------------------------------------------------------------ checks
-
-    def _bounds(self, command: Open) -> Bounds:
-        sampling, limits = command.sampling, self.limits
-        limit = limits.window
-        if sampling.max_tokens is not None:
-            limit = min(limit, command.prompt_length + sampling.max_tokens)
-        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(limits.eos_ids))
-        budget = min(command.budget_tokens or limits.max_budget, limits.max_budget)
-        ends_from = command.prompt_length + sampling.min_tokens
-        return Bounds(command.num_speculative_tokens, budget, limit, ends, ends_from, command.prompt_length)
-
-    def _check_open(self, command: Open) -> None:
-        _check_name(command.session_id)
-        if command.epoch < 1:
-            raise InvalidRequest("open.epoch", "must be at least 1")
-        if not 1 <= command.num_speculative_tokens <= self.limits.max_block:
-            got = command.num_speculative_tokens
-            raise InvalidRequest("open.num_speculative_tokens", f"must be in [1, {self.limits.max_block}], got {got}")
-        if not 1 <= command.prompt_length <= len(command.tokens):
-            raise InvalidRequest("open.prompt_length", f"must be in [1, {len(command.tokens)}], got {command.prompt_length}")
-        if command.draft_method not in LEGAL_METHODS[command.rejection_method]:
-            pair = f"{command.draft_method.value} does not go with {command.rejection_method.value}"
-            raise InvalidRequest("open.draft_sample_method", pair)
-        self._check_ids("open.tokens", command.tokens)
-        command.sampling.check(self.limits.vocab_size)
-
-    def _check_ids(self, field_name: str, ids: tuple[int, ...]) -> None:
-        if ids and not (min(ids) >= 0 and max(ids) < self.limits.vocab_size):
-            raise InvalidRequest(field_name, f"ids must be in [0, {self.limits.vocab_size - 1}]")
-
-
-def _check_name(session_id: str) -> None:
-    if not session_id or len(session_id.encode()) > MAX_ID_BYTES:
-        raise InvalidRequest("session_id", f"must be 1 to {MAX_ID_BYTES} bytes")

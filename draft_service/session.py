@@ -11,7 +11,8 @@ bonus token; a commit that agrees keeps all of it, a commit that does not costs 
 Rules
 1. Never more than `budget` tokens past the last commit, never past the window or the last token the request may have.
 2. Nothing is drafted behind a token that would end the text: the target either ends there or decides something else.
-3. Tell in one piece when the goal is reached, and at once what is there when a commit fits: the target is free at that moment.
+3. Tell in one piece when the goal is reached, and at once what is there when a commit fits, tokens of a running step included: the
+   target is free at that moment.
 4. A row of logits that is not finite means no proposal until the next commit; several in a row end the session.
 """
 
@@ -47,7 +48,7 @@ class Session:
         self.chain = Chain(tokens)
         self.bounds, self.choose = bounds, choose
         self.block_end: int | None = None  # end of the block in flight
-        self.paused = self.stalled = self.flush = False
+        self.paused = self.stalled = self.flush = self.stepping = False  # stepping: a plan with this session is out
         self.broken = 0
         self.served = 0  # number of the last plan that held this session
         self.drafted = 0  # tokens drawn since the last commit
@@ -103,7 +104,7 @@ class Session:
         """What is to be told now."""
         if self.paused or not (self.flush or self.wanted == 0):
             return None
-        self.flush = False
+        self.flush = self.flush and self.stepping
         piece = self.chain.take_unpushed()
         if piece is None:
             return None

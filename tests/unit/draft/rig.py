@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from draft_service.checks import Limits
 from draft_service.choosing import chooser_factory
-from draft_service.drafter import Drafter, Limits
+from draft_service.drafter import Drafter
 from draft_service.plan import DraftPlan, PlanOutcome
 from draft_service.session import Session
 from draft_service.stepper import Stepper

@@ -323,3 +323,17 @@ def test_agreeing_commit_during_a_step_uses_the_steps_tokens() -> None:
     (told,) = proposals(rig.finish(plan, outcome))
     assert list(told.tokens) == rig.naive(rig.committed["s"], 3)
     assert rig.drafter.plan() is None
+
+
+def test_tokens_of_a_step_that_was_running_at_a_fitting_commit_are_told_with_it() -> None:
+    rig = opened(k=3)
+    rig.sent(3)
+    rig.step(interrupted=True)
+    plan = rig.drafter.plan()
+    assert plan is not None
+    outcome = rig.run(plan, interrupted=True)  # the fifth token past the old commit is in the making
+    assert proposals(rig.commit(rig.naive([1, 2, 3], 4))) == []
+    (told,) = proposals(rig.finish(plan, outcome))
+    assert list(told.tokens) == rig.naive(rig.committed["s"], 1)
+    (rest,) = proposals(rig.settle(interrupted=True))  # from here on whole blocks again
+    assert list(rest.tokens) == rig.naive([*rig.committed["s"], *told.tokens], 2)
