@@ -1,0 +1,337 @@
+"""The pipeline against a slow reading of its page, stage by stage, and the draft's side of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from specdec import noise
+from specdec.errors import InvalidRequest, NonFinite
+from specdec.sampling import DRAFT_TOP_K, Sampler, draft_choice, mass, softmax, token_logprobs, truncated
+from specdec.seeds import DRAFT
+from specdec.terms import DraftMethod, SamplingParams
+from tests.unit import sampling_oracle as oracle
+
+EOS = 2
+
+
+def sampler(vocab_size=100, prompt=(5, 6, 7), seed=11, columns=None, **params):
+    return Sampler(SamplingParams(**params), seed, vocab_size, [EOS], prompt, columns)
+
+
+def choose(s, logits, output=()):
+    return s.choose(torch.as_tensor(logits), s.prompt_length + len(output), list(output))
+
+
+def scores(s, logits, output=()):
+    return s.scores(torch.as_tensor(logits), s.prompt_length + len(output), list(output)).numpy()
+
+
+PARAMS = [
+    {},
+    {"temperature": 0.6},
+    {"temperature": 3.0},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 300, "temperature": 1.7},
+    {"top_p": 0.05},
+    {"top_p": 0.9},
+    {"top_p": 0.999, "temperature": 0.3},
+    {"min_p": 0.1},
+    {"min_p": 1.0},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.02, "temperature": 0.9},
+    {"top_k": 2, "top_p": 0.5},
+    {"frequency_penalty": 0.7, "presence_penalty": -0.4},
+    {"repetition_penalty": 1.3, "top_p": 0.9},
+    {"repetition_penalty": 0.7, "frequency_penalty": 2.0, "min_tokens": 40, "stop_token_ids": (9, 10)},
+    {"logit_bias": {3: 4.5, 8: -100.0, 11: 0.1}, "banned_token_ids": (0, 1, 4)},
+    {"allowed_token_ids": (1, 2, 8, 30, 31), "logit_bias": {8: 3.0}, "banned_token_ids": (30,), "top_k": 3},
+]
+
+
+def rows(count):
+    rng = np.random.default_rng(5)
+    for trial in range(count):
+        n = int(rng.choice([40, 41, 200, 999]))
+        row = (rng.standard_normal(n) * rng.choice([0.0, 0.3, 3.0, 20.0])).astype(np.float64 if trial % 4 == 0 else np.float32)
+        yield np.round(row) if trial % 3 == 0 else row, rng  # every third has many ties
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_pipeline_equals_its_slow_reading(params):
+    """Same bits in every score, and the fast choice is the argmax of score + noise over the whole row."""
+    for row, rng in rows(30):
+        prompt, output = rng.integers(0, len(row), 6).tolist(), rng.integers(0, 40, int(rng.integers(0, 50))).tolist()
+        seed = int(rng.integers(2**63))
+        s = sampler(len(row), prompt, seed, **params)
+        expected = oracle.scores(row, s.params, {EOS, *s.params.stop_token_ids}, prompt, output)
+        np.testing.assert_array_equal(scores(s, row, output), expected)
+        assert choose(s, row, output) == oracle.choice(expected, seed, len(prompt) + len(output))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"top_p": 0.95}, {"top_p": 0.95, "temperature": 2.0}, {"top_k": 50}, {"top_k": 2000}, {"min_p": 0.05}],
+    ids=str,
+)
+def test_vocabulary_sized_rows_equal_a_full_sort(params):
+    rng = np.random.default_rng(9)
+    s = sampler(49152, **params)
+    for scale in (0.0, 1.0, 3.0):
+        row = (rng.standard_normal(49152) * scale).astype(np.float32)
+        tempered = (row - row.max()) / s.params.temperature
+        order = np.argsort(-tempered, kind="stable")[: s.params.top_k or None]
+        if s.params.top_p < 1.0:
+            running = mass(tempered)[order].cumsum()
+            order = order[: int((running < math.ceil(s.params.top_p * int(running[-1]))).sum()) + 1]
+        order = order[tempered[order] >= math.log(s.params.min_p)] if s.params.min_p else order
+        expected = np.full_like(tempered, -math.inf)
+        expected[order] = tempered[order]
+        np.testing.assert_array_equal(scores(s, row), expected)
+        assert choose(s, row) == oracle.choice(expected, 11, 3)
+
+
+def test_a_row_is_decided_alone():
+    """The same bits whatever the row's neighbours, its place in memory and what was asked of the sampler before."""
+    rng = np.random.default_rng(1)
+    batch = torch.from_numpy((rng.standard_normal((9, 1003)) * 3).astype(np.float32))
+    s = sampler(1000, top_p=0.9, repetition_penalty=1.2)
+    alone = [sampler(1000, top_p=0.9, repetition_penalty=1.2).choose(batch[i].clone(), 3 + i, list(range(i))) for i in range(9)]
+    for i in reversed(range(9)):
+        assert s.choose(batch[i], 3 + i, list(range(i))) == alone[i]
+
+
+def test_choice_depends_on_seed_and_position():
+    flat = np.zeros(128, np.float32)
+    by_seed = {choose(sampler(128, seed=seed), flat) for seed in range(50)}
+    by_position = {choose(sampler(128), flat, range(i)) for i in range(50)}
+    assert len(by_seed) > 30 and len(by_position) > 30
+
+
+def test_f38_seeds_change_the_text():
+    flat = np.zeros(128, np.float32)
+    texts = {tuple(choose(sampler(128, seed=seed), flat, range(i)) for i in range(4)) for seed in range(50)}
+    assert len(texts) >= 45
+
+
+def test_position_must_fit_the_output():
+    with pytest.raises(ValueError, match="position"):
+        sampler().choose(torch.zeros(100), 3, [1])
+
+
+def test_greedy_takes_the_lowest_of_equals_and_ignores_cuts():
+    row = np.zeros(100, np.float32)
+    row[[40, 7, 90]] = 3.0
+    s = sampler(temperature=0.0, top_k=1, top_p=0.1, min_p=1.0)
+    assert choose(s, row) == 7
+    assert np.flatnonzero(np.isfinite(scores(s, row))).tolist() == [7]
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-5, 1e-6, 1e-30, 5e-324, -0.0, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_f18_tiny_temperatures_never_overflow(temperature, dtype):
+    """Some logits at 6e4, some banned: below GREEDY_BELOW argmax; above it differences divide to at worst -inf."""
+    row = torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    row[17], row[18], row[3] = 6e4, -6e4, 6e4
+    params = SamplingParams(temperature=temperature, banned_token_ids=(3, 4), top_p=0.9)
+    params.check(100)
+    s = Sampler(params, 1, 100, [EOS], [1])
+    assert s.choose(row.to(dtype), 1, []) == 17
+    assert not torch.isnan(s.scores(row.to(dtype), 1, [])).any()
+
+
+@pytest.mark.parametrize("temperature", [-1.0, -1e-9, math.nan, math.inf, -math.inf])
+def test_f18_impossible_temperatures_are_refused(temperature):
+    with pytest.raises(InvalidRequest, match=r"sampling\.temperature"):
+        SamplingParams(temperature=temperature).check(100)
+
+
+def test_differences_beyond_the_format_mean_impossible():
+    row = torch.zeros(10)
+    row[0], row[1] = 3e38, -3e38
+    s = sampler(10, temperature=1e-4)
+    assert s.scores(row, 3, [])[1] == -math.inf and s.choose(row, 3, []) == 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_f92_non_finite_logits_are_refused_wherever_they_are(bad):
+    for place in (0, 50, 99):
+        for params in ({"temperature": 0.0}, {}, {"banned_token_ids": (place,)}):
+            row = torch.randn(100)
+            row[place] = bad
+            with pytest.raises(NonFinite):
+                choose(sampler(**params), row)
+    with pytest.raises(NonFinite):
+        choose(sampler(), torch.full((100,), bad))
+
+
+def test_f48_padded_head_rows_are_never_chosen():
+    """A head of 128 rows over 118 ids: the padding may even be the largest or not finite."""
+    row = torch.randn(128)
+    row[118:] = 1e4
+    row[127] = math.inf
+    for params in ({"temperature": 0.0}, {}, {"top_k": 3}):
+        picked = {choose(sampler(118, seed=seed, **params), row) for seed in range(20)}
+        assert max(picked) < 118
+
+
+def test_a_head_smaller_than_the_vocabulary_is_a_defect():
+    with pytest.raises(ValueError, match="at least 118"):
+        choose(sampler(118), torch.zeros(100))
+
+
+def test_min_tokens_masks_every_id_that_ends_the_generation():
+    row = np.zeros(100, np.float32)
+    row[[EOS, 9]] = 50.0
+    s = sampler(temperature=0.0, min_tokens=4, stop_token_ids=(9,))
+    assert [choose(s, row, range(10, 10 + n)) for n in (0, 3, 4, 5)] == [0, 0, EOS, EOS]
+    s = sampler(temperature=0.0, min_tokens=4, stop_token_ids=(9,), ignore_eos=True)
+    assert [choose(s, row, range(10, 10 + n)) for n in (0, 3, 4)] == [EOS, EOS, EOS]
+    assert s.stop_ids == {9}
+
+
+def test_nothing_left_to_choose_is_refused_at_once():
+    with pytest.raises(InvalidRequest, match=r"sampling\.allowed_token_ids"):
+        sampler(allowed_token_ids=(1, 2), banned_token_ids=(1, 2, 3))
+    with pytest.raises(InvalidRequest, match=r"sampling\.min_tokens"):
+        sampler(allowed_token_ids=(EOS,), min_tokens=1)
+    sampler(allowed_token_ids=(EOS,))
+
+
+def test_penalties_count_the_output_row_by_row_and_forget_what_was_cut_back():
+    row = np.zeros(20, np.float64)
+    s = sampler(20, frequency_penalty=1.0)
+    for output in ([], [4], [4, 4], [4, 4, 4], [4, 5], [], [9] * 7):
+        expected = oracle.scores(row, s.params, {EOS}, (5, 6, 7), output)
+        np.testing.assert_array_equal(scores(s, row, output), expected)
+
+
+def test_logprobs_are_those_of_the_raw_logits():
+    row = torch.randn(1000, generator=torch.Generator().manual_seed(3)) * 4
+    row[[10, 700]] = row.max() + 1  # a tie at the top
+    expected = torch.log_softmax(row.double(), 0)
+    found = sampler(1000, logprobs=5, temperature=0.3, banned_token_ids=(10,)).logprobs(row, 33)
+    assert found.logprob == pytest.approx(expected[33].item(), abs=1e-6)
+    assert found.top_ids[:2] == (10, 700) and len(found.top_ids) == 5
+    assert list(found.top_ids) == sorted(range(1000), key=lambda i: (-row[i].item(), i))[:5]
+    assert found.top_logprobs == pytest.approx(expected[list(found.top_ids)].tolist(), abs=1e-6)
+    assert all(value == np.float32(value) for value in (found.logprob, *found.top_logprobs))
+    assert sampler(1000).logprobs(row, 33) is None
+    assert sampler(1000, logprobs=0).logprobs(row, 33).top_ids == ()
+
+
+def test_logprobs_of_few_ids_and_of_far_apart_ones():
+    row = np.array([0.0, -1e4, -2e4], dtype=np.float32)
+    found = token_logprobs(row, 2, 20)
+    assert found.top_ids == (0, 1, 2) and math.isfinite(found.logprob) and found.logprob == -2e4
+
+
+def test_inputs_are_never_written():
+    row = torch.randn(100, generator=torch.Generator().manual_seed(5))
+    before = row.clone()
+    s = sampler(top_p=0.8, temperature=0.5, frequency_penalty=1.0, logit_bias={1: 5.0}, min_tokens=9, banned_token_ids=(8,), logprobs=3)
+    output = [4, 4, 5]
+    choose(s, row, output), scores(s, row, output), s.logprobs(row, 3)
+    draft_choice(s, row, 6, output, DraftMethod.PROBABILISTIC)
+    assert torch.equal(row, before) and output == [4, 4, 5]
+
+
+# ---------------------------------------------------------------------------- the draft's side
+
+
+COLUMNS = tuple(range(3, 100, 3))  # a reduced head: 33 of 100 ids, EOS not among them
+
+
+def propose(s, row, method, output=()):
+    return draft_choice(s, torch.as_tensor(row), s.prompt_length + len(output), list(output), method)
+
+
+@pytest.mark.parametrize("params", [*PARAMS, {"temperature": 0.0}], ids=str)
+def test_gumbel_draft_with_the_targets_logits_makes_the_targets_choice(params):
+    rng = np.random.default_rng(2)
+    for trial in range(20):
+        row = rng.standard_normal(100).astype(np.float32) * 3
+        s = sampler(100, seed=trial, **params)
+        assert propose(s, row, DraftMethod.GUMBEL, [1, 1]).token == choose(s, row, [1, 1])
+
+
+def test_reduced_head_hears_the_noise_of_target_ids():
+    """A reduced head decides as the full one does when the other ids are banned."""
+    rng = np.random.default_rng(4)
+    others = tuple(sorted(set(range(100)) - set(COLUMNS)))
+    for trial, params in enumerate(PARAMS * 3):
+        row = rng.standard_normal(100).astype(np.float32) * 3
+        if params.get("allowed_token_ids"):
+            continue
+        reduced = sampler(seed=trial, columns=COLUMNS, **params)
+        banned = (*params.get("banned_token_ids", ()), *others)
+        full = sampler(seed=trial, **{**params, "banned_token_ids": banned})
+        output = [6, 9, 9, 1]
+        for method in DraftMethod:
+            a, b = propose(reduced, row[list(COLUMNS)], method, output), propose(full, row, method, output)
+            assert a.token == b.token and a.distribution == b.distribution
+            assert a.confidence == pytest.approx(b.confidence, rel=1e-6)
+
+
+def test_reduced_head_without_an_allowed_id_proposes_nothing():
+    s = sampler(columns=COLUMNS, allowed_token_ids=(1, 2))
+    assert all(propose(s, np.zeros(33, np.float32), method) is None for method in DraftMethod)
+
+
+def test_reduced_head_must_ascend():
+    with pytest.raises(ValueError, match="ascend"):
+        sampler(columns=(5, 3, 9))
+
+
+def test_greedy_draft_is_one_hot():
+    row = np.zeros(100, np.float32)
+    row[44] = 2.0
+    choice = propose(sampler(), row, DraftMethod.GREEDY)
+    assert choice.token == 44 and choice.distribution is None
+    assert choice.confidence == pytest.approx(softmax(row)[44], rel=1e-5)
+    assert propose(sampler(temperature=0.0), row, DraftMethod.PROBABILISTIC).distribution is None
+
+
+def test_f08_what_is_sent_is_what_was_sampled_from():
+    """Truncated, renormalised and rounded to float32 first; then the token is the Gumbel-max of those very numbers."""
+    rng = np.random.default_rng(8)
+    for trial in range(100):
+        row = rng.standard_normal(3000).astype(np.float32) * 2
+        s = sampler(3000, seed=trial, temperature=0.8, top_p=0.98)
+        q = propose(s, row, DraftMethod.PROBABILISTIC).distribution
+        q.check(3000)
+        assert len(q.ids) <= DRAFT_TOP_K and list(q.ids) == sorted(q.ids)
+        numbers = torch.tensor(q.floats(), dtype=torch.float64)
+        redrawn = int((numbers.log() + noise.gumbel(trial, DRAFT, 3, torch.tensor(q.ids))).argmax())
+        assert propose(s, row, DraftMethod.PROBABILISTIC).token == q.ids[redrawn]
+        assert abs(sum(q.floats()) - 1) < 1e-5
+
+
+def test_confidence_does_not_depend_on_what_was_drawn():
+    row = np.random.default_rng(3).standard_normal(100).astype(np.float32)
+    choices = [propose(sampler(seed=seed), row, DraftMethod.PROBABILISTIC) for seed in range(30)]
+    assert len({c.token for c in choices}) > 5 and len({c.confidence for c in choices}) == 1
+    assert len({c.distribution for c in choices}) == 1
+
+
+def test_truncation_keeps_the_best_and_drops_zeros():
+    ids, probs = truncated(np.array([2, 5, 9, 11]), np.array([0.1, 0.5, 1e-60, 0.4]), 3)
+    assert ids.tolist() == [2, 5, 11] and probs.dtype == np.float32
+    ids, probs = truncated(np.array([2, 5]), np.array([1.0, 1e-60]), 5)
+    assert ids.tolist() == [2] and probs.tolist() == [1.0]
+
+
+def test_f84_a_broken_draft_row_raises_and_is_for_the_caller_to_drop():
+    with pytest.raises(NonFinite):
+        propose(sampler(), np.full(100, math.nan, np.float32), DraftMethod.GUMBEL)
+
+
+def test_parameters_are_not_shared_between_samplers():
+    a, b = sampler(seed=1), sampler(seed=1, temperature=0.5)
+    row = np.random.default_rng(0).standard_normal(100).astype(np.float32)
+    assert choose(a, row) == choose(sampler(seed=1), row)
+    assert choose(b, row) == choose(Sampler(replace(a.params, temperature=0.5), 1, 100, [EOS], [5, 6, 7]), row)
