@@ -1,0 +1,194 @@
+"""Real kills under real streams: a draft, a target, a client, an orchestrator goes away; the text is the reference's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specdec.client import Client, Completion, Delta, Finished
+from specdec.errors import Unavailable
+from specdec.terms import SamplingParams
+from tests.e2e.ask import Ask, answers, same
+from tests.e2e.stack import Process, Stack, running, wait_ready
+from tests.tiny import save_tiny
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
+FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
+LONG = SamplingParams(temperature=1.0, max_tokens=700, ignore_eos=True)
+PROMPT = list(range(10, 40))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "target", seed=0)
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Completion:
+    with running(model, None, target=FLOAT64) as stack:
+        return answers(stack.endpoint, [Ask(PROMPT, LONG, {"seed": 5})])[0]
+
+
+@pytest.fixture
+def stack(model: Path) -> Iterator[Stack]:
+    with running(model, model, target={**FLOAT64, "LEASE_MS": "1000"}, draft=FLOAT64) as stack:
+        yield stack
+
+
+def until(happened: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def sessions(process: Process) -> float:
+    return process.metric("specdec_sessions")
+
+
+def stream_with(endpoint: str, after: int, act: Callable[[], None], **options: object) -> tuple[tuple[int, ...], Finished]:
+    """Streams the long answer and acts once `after` tokens are here."""
+
+    async def run() -> tuple[tuple[int, ...], Finished]:
+        ids: list[int] = []
+        acted = False
+        async with Client(endpoint) as client, contextlib.aclosing(client.generate(PROMPT, LONG, seed=5, **options)) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    ids += event.token_ids
+                if not acted and len(ids) >= after:
+                    acted = True
+                    await asyncio.to_thread(act)
+                if isinstance(event, Finished):
+                    return tuple(ids), event
+        raise AssertionError("no end")
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+def test_F82_draft_lost(stack: Stack, reference: Completion, number: signal.Signals) -> None:
+    ids, finished = stream_with(stack.endpoint, 60, lambda: stack.drafts[0].kill(number))
+    assert ids == reference.token_ids
+    assert finished.speculative.num_accepted_draft_tokens > 0
+    assert finished.speculative.num_rounds > finished.speculative.num_spec_steps  # it went on without
+
+
+def test_F82_draft_comes_back(stack: Stack, reference: Completion) -> None:
+    draft = stack.drafts[0]
+
+    def restart() -> None:
+        draft.kill()
+        wait_ready(stack.begin_draft(PORT=str(draft.port)))
+
+    ids, _ = stream_with(stack.endpoint, 60, restart)
+    assert ids == reference.token_ids
+    again = answers(stack.endpoint, [Ask(PROMPT, LONG, {"seed": 5})])[0]
+    assert again.token_ids == reference.token_ids
+    assert again.finished.speculative.num_spec_steps > 50  # speculation resumed
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+def test_target_restarted(stack: Stack, reference: Completion, number: signal.Signals) -> None:
+    target = stack.targets[0]
+
+    def restart() -> None:
+        if number is signal.SIGTERM:
+            target.popen.send_signal(number)
+            target.popen.send_signal(number)
+            target.popen.wait(30)
+        else:
+            target.kill()
+        wait_ready(stack.begin_target(PORT=str(target.port)))
+
+    ids, finished = stream_with(stack.endpoint, 60, restart)
+    assert ids == reference.token_ids
+    assert finished.usage.completion_tokens == len(ids)
+    assert number is signal.SIGTERM or finished.speculative.num_replacements >= 1
+
+
+def test_F87_target_lost_another_takes_over(model: Path, reference: Completion) -> None:
+    with running(model, model, targets=2, target=FLOAT64, draft=FLOAT64) as stack:
+
+        def kill_the_one_in_use() -> None:
+            busy = [target for target in stack.targets if sessions(target)]
+            assert len(busy) == 1
+            busy[0].kill()
+
+        ids, finished = stream_with(stack.endpoint, 60, kill_the_one_in_use)
+        assert ids == reference.token_ids
+        assert finished.speculative.num_replacements == 1
+        assert len(ids) == LONG.max_tokens  # not a fresh budget
+
+
+def test_no_target_left_says_how_to_resume(model: Path) -> None:
+    settings = {"PLACEMENT_WAIT_MS": "500"}
+    with running(model, None, target=FLOAT64, orchestrator=settings) as stack, pytest.raises(Unavailable, match="resume with"):
+        stream_with(stack.endpoint, 20, stack.targets[0].kill)
+
+
+def test_resumed_elsewhere(stack: Stack, reference: Completion) -> None:
+    """What a client got is continued exactly, by ids, on another orchestrator."""
+    other = stack.add_orchestrator()
+    for cut in (1, 50, 699):
+        ask = Ask(PROMPT, LONG, {"seed": 5, "output_token_ids": reference.token_ids[:cut]})
+        rest = answers(other.endpoint, [ask])[0]
+        assert rest.token_ids == reference.token_ids[cut:]
+        assert rest.finished.usage.completion_tokens == len(reference.token_ids)
+
+
+def leave_after(endpoint: str, tokens: int, prompt: list[int]) -> None:
+    """A client that cancels once it has `tokens` tokens; 0 = 50 ms after asking."""
+
+    async def run() -> None:
+        async with Client(endpoint) as client:
+            events = client.generate(prompt, LONG, seed=5)
+            if tokens == 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(anext(events), 0.05)
+            count = 0
+            while count < tokens:
+                event = await anext(events)
+                count += len(event.token_ids) if isinstance(event, Delta) else 0
+            await events.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 30])
+def test_F73_client_cancels(stack: Stack, tokens: int) -> None:
+    leave_after(stack.endpoint, tokens, PROMPT * (20 if tokens == 0 else 1))
+    until(lambda: sessions(stack.targets[0]) == 0 and sessions(stack.drafts[0]) == 0, 1.0)
+
+
+def test_F77_orchestrator_killed(stack: Stack) -> None:
+    with contextlib.suppress(Exception):
+        stream_with(stack.endpoint, 30, stack.orchestrators[0].kill)
+    until(lambda: sessions(stack.drafts[0]) == 0, 2.0)
+    until(lambda: sessions(stack.targets[0]) == 0, 4.0)  # the lease is one second
+
+
+def test_neighbours_do_not_notice(stack: Stack, reference: Completion) -> None:
+    """Eight streams; half the clients leave."""
+
+    async def run() -> list[Completion]:
+        async with Client(stack.endpoint) as client:
+
+            async def leaver(i: int) -> None:
+                events = client.generate(PROMPT, LONG, seed=i)
+                for _ in range(3 + 5 * i):
+                    await anext(events)
+                await events.aclose()
+
+            stayers = [client.complete(PROMPT, LONG, seed=5) for _ in range(4)]
+            done = await asyncio.gather(*stayers, *(leaver(i) for i in range(4)))
+            return [answer for answer in done if answer is not None]
+
+    for answer in asyncio.run(run()):
+        same(answer, reference)
