@@ -59,26 +59,43 @@ def _row(session: Session, limits: Limits, size: int) -> Row:
 
 
 class Wave:
-    """After a step that answered several sessions the first to return must not start a batch of one: the others are a moment behind it.
-    The wait ends when all are back, or a fraction of a step later, and there is none while as many others wait already."""
+    """After a step the first to return must not start a batch of its own: the others are a moment behind it, and sessions that once run in
+    turns would do so for ever. So whoever is back waits for the rest, at most a fraction of a step; and only as long as most sessions do
+    return within that time: where the wire is slower than that, waiting is lost and turns hide the wire behind the other's step.
+
+    A session that is alone is never delayed: nobody is missing when it is back.
+    """
+
+    WEIGHT = 0.1
 
     def __init__(self) -> None:
-        self._size, self._missing, self._until_ms = 0, set[Key](), 0.0
+        self._missing: set[Key] = set()
+        self._until_ms = 0.0
+        self.prompt_share = 1.0  # running share of the sessions that were back in time
 
     def begin(self, answered: Iterable[Key], until_ms: float) -> None:
-        self._missing = set(answered)
-        self._size, self._until_ms = len(self._missing), until_ms
+        """A step ended; these sessions are expected back."""
+        for _ in self._missing:
+            self._learn(False)
+        self._missing, self._until_ms = set(answered), until_ms
 
-    def returned(self, key: Key) -> None:
-        """It is back, or will not come."""
+    def returned(self, key: Key, now_ms: float) -> None:
+        if key in self._missing:
+            self._missing.remove(key)
+            self._learn(now_ms <= self._until_ms)
+
+    def gone(self, key: Key) -> None:
+        """It will not come."""
         self._missing.discard(key)
 
     def hold_ms(self, queued: int, now_ms: float) -> float:
         """How much longer to wait before a step with the `queued` sessions."""
-        others = queued - (self._size - len(self._missing))
-        if self._size < 2 or not self._missing or not queued or others >= self._size:
+        if not self._missing or not queued or self.prompt_share < 0.5:
             return 0.0
         return max(0.0, self._until_ms - now_ms)
+
+    def _learn(self, prompt: bool) -> None:
+        self.prompt_share += self.WEIGHT * (float(prompt) - self.prompt_share)
 
 
 class StepCost:

@@ -16,6 +16,7 @@ from target_service.plan import StepOutcome, StepPlan
 from target_service.verifier import Verifier
 
 TICK_S = 0.05  # how late a waiting Step may expire and a lease may end while the engine is idle or busy
+HUNG_STEPS, HUNG_MS = 20, 10_000.0  # a step older than both is hung
 FAREWELL_S = 1.0  # longest wait for the streams to tell their callers that the engine is gone
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,19 @@ class EngineLoop:
             running_step_ms=0 if since is None else max(1, int(1000 * (self._clock() - since))),
             predicted_step_ms=max(1, int(verifier.predicted_ms())),
         )
+
+    def alive(self) -> bool:
+        """False once a step is so old that nobody believes in it any more."""
+        since = self._thread.running_since
+        age_ms = 0.0 if since is None else 1000 * (self._clock() - since)
+        return self._fault is None and age_ms <= max(HUNG_STEPS * self.verifier.predicted_ms(), HUNG_MS)
+
+    async def drain(self) -> None:
+        """Returns when no session is left; then the streams end in an orderly way."""
+        while self.verifier.num_sessions:
+            await asyncio.sleep(TICK_S)
+        for outlet in list(self._outlets.values()):
+            outlet.end()
 
     # ------------------------------------------------------------ the loop
 

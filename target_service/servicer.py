@@ -10,7 +10,6 @@ import grpc.aio
 
 from specdec import wire
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError
-from specdec.status import abort
 from specdec.terms import ModelInfo, TargetBeat
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.loop import EngineLoop
@@ -26,17 +25,14 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     def __init__(self, loop: EngineLoop, info: ModelInfo) -> None:
         self._loop, self._info = loop, info
 
+    def add_to(self, server: Any) -> None:
+        target_pb2_grpc.add_TargetServiceServicer_to_server(self, server)
+
     async def GetModelInfo(self, request: Any, context: Context) -> target_pb2.TargetServiceGetModelInfoResponse:
         return target_pb2.TargetServiceGetModelInfoResponse(info=wire.model_info_to_wire(self._info))
 
     async def Verify(self, requests: Any, context: Context) -> None:
-        try:
-            await self._converse(context)
-        except SpecdecError as error:
-            await abort(context, error)
-
-    async def _converse(self, context: Context) -> None:
-        """One stream: Hello, then items in and answers out until either side ends it."""
+        """One stream: Hello, then items in and answers out until either side ends it. A fault becomes the call's status outside."""
         if self._loop.num_streams >= MAX_STREAMS:
             raise Overloaded(f"{MAX_STREAMS} streams are open, the most this server keeps", RETRY_AFTER_MS)
         first = await _next(context)

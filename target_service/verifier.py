@@ -111,7 +111,7 @@ class Verifier:
         self._streams.pop(stream, None)
         for session in [s for s in self._sessions.values() if s.stream == stream]:
             session.stream, session.lease_until_ms = None, now_ms + self.limits.lease_ms
-            self.wave.returned(session.key)
+            self.wave.gone(session.key)
             if session.pending is not None and not session.pending.scoring:
                 session.pending = None
             if session.closing:
@@ -121,9 +121,9 @@ class Verifier:
 
     def submit(self, stream: int, item: Step | Close, now_ms: float) -> None:
         key = (self._streams[stream], item.session_id)
-        self.wave.returned(key)
         if isinstance(item, Close):
             return self._close(stream, key, item)
+        self.wave.returned(key, now_ms)
         try:
             self._step(stream, key, item, now_ms)
         except (InvalidRequest, Unsupported) as error:
@@ -239,7 +239,7 @@ class Verifier:
     def _forget(self, session: Session) -> None:
         """The one place where a session ends."""
         del self._sessions[session.key]
-        self.wave.returned(session.key)
+        self.wave.gone(session.key)
         self._free(session)
 
     # ------------------------------------------------------------ room
@@ -272,7 +272,7 @@ class Verifier:
             if victim.pending is not None:
                 self._tell(victim, victim.pending.round, NoRoom(self.limits.retry_after_ms))
                 victim.pending = None
-            self.wave.returned(victim.key)
+            self.wave.gone(victim.key)
             self._free(victim)
 
     def _residents(self) -> list[Session]:

@@ -144,9 +144,16 @@ def test_a_lone_session_is_never_delayed() -> None:
     stream, texts = wave(bench, 1)
     bench.send(stream, next_step(texts[0], round_=2, session="s0"))
     assert bench.verifier.hold_ms(bench.now) == 0
-    bench.turn()
+
+
+def test_two_sessions_that_run_in_turns_fall_into_step() -> None:
+    bench = Bench()
+    stream, texts = wave(bench, 1)
     bench.send(stream, first_step([9], session="other"))
+    assert bench.verifier.hold_ms(bench.now) > 0, "s0 is a moment behind"
+    bench.send(stream, next_step(texts[0], round_=2, session="s0"))
     assert bench.verifier.hold_ms(bench.now) == 0
+    assert len(bench.turn()) == 2
 
 
 def test_who_ends_is_not_waited_for() -> None:
@@ -155,9 +162,21 @@ def test_who_ends_is_not_waited_for() -> None:
     bench.send(stream, next_step(texts[0], round_=2, session="s0"))
     bench.send(stream, first_step([1], session="s1", epoch=2))
     assert bench.verifier.hold_ms(bench.now) == 0
+
+
+def test_nobody_waits_where_the_others_never_return_in_time() -> None:
     wave_ = Wave()
-    wave_.begin([("o", "a"), ("o", "b")], until_ms=10.0)
-    assert wave_.hold_ms(1, 0.0) == 10.0 and wave_.hold_ms(2, 0.0) == 0.0, "as many others wait already: two waves alternate"
+    for turn in range(20):
+        wave_.begin([("o", "a"), ("o", "b")], until_ms=100.0 * turn + 5)
+        wave_.returned(("o", "a"), 100.0 * turn + 30)
+        held = wave_.hold_ms(1, 100.0 * turn + 1)
+    assert held == 0.0
+    for turn in range(20):
+        wave_.begin([("o", "a"), ("o", "b")], until_ms=100.0 * turn + 5)
+        held = wave_.hold_ms(1, 100.0 * turn + 1)
+        wave_.returned(("o", "a"), 100.0 * turn + 2)
+        wave_.returned(("o", "b"), 100.0 * turn + 3)
+    assert held == 4.0, "and it notices when they do again"
 
 
 def test_step_cost_learns_by_size() -> None:

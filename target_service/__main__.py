@@ -1,0 +1,117 @@
+"""`python -m target_service`: one target process, configured by SPECDEC_* variables (settings.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+import uuid
+
+from specdec.engine import Engine, EngineConfig, EngineThread, KvBudget, load_engine
+from specdec.errors import Mismatch
+from specdec.runtime.server import Runtime, Service, serve
+from specdec.terms import ModelInfo
+from specdec.vocabulary import Vocabulary, vocabulary
+from target_service.checks import Limits
+from target_service.executor import Executor
+from target_service.loop import EngineLoop
+from target_service.observer import StepObserver
+from target_service.servicer import TargetServicer
+from target_service.settings import Settings
+from target_service.verifier import Verifier
+
+
+def load(settings: Settings) -> tuple[Engine, Vocabulary]:
+    """Runs on the engine thread: torch keeps its thread settings per thread."""
+    config = EngineConfig(
+        model_dir=settings.model,
+        dtype=settings.dtype,
+        path=settings.engine_path,
+        device=settings.device,
+        kv_tokens=settings.kv_tokens,
+        threads=settings.threads,
+        max_rows=settings.max_step_rows,
+        self_test=settings.self_test,
+    )
+    return load_engine(config), vocabulary(settings.model)
+
+
+def describe(settings: Settings, engine: Engine, words: Vocabulary, budget: KvBudget) -> ModelInfo:
+    """`max_model_len` is what model and pool can hold, so that a session alone always fits. A padded head's ids are nobody's.
+
+    Raises Mismatch when the head is shorter than the vocabulary.
+    """
+    if engine.info.vocab_size < words.size:
+        raise Mismatch(f"the head has {engine.info.vocab_size} rows, the tokenizer {words.size} ids")
+    return ModelInfo(
+        model=settings.model.name,
+        vocab_size=words.size,
+        vocabulary_fingerprint=words.fingerprint,
+        eos_token_ids=words.eos_ids,
+        max_model_len=min(engine.info.window, budget.total_tokens),
+        boot_id=uuid.uuid4().hex,
+        numerics_fingerprint=engine.info.numerics_fingerprint,
+        batch_invariant=engine.info.batch_invariant,
+        dtype=engine.info.dtype,
+        kv_total_tokens=budget.total_tokens,
+        max_num_speculative_tokens=settings.max_num_speculative_tokens,
+        max_sessions=settings.max_sessions,
+    )
+
+
+def limits(settings: Settings, info: ModelInfo) -> Limits:
+    return Limits(
+        vocab_size=info.vocab_size,
+        window=info.max_model_len,
+        max_sessions=settings.max_sessions,
+        max_step_rows=settings.max_step_rows,
+        max_num_speculative_tokens=settings.max_num_speculative_tokens,
+        reserve_tokens=settings.reserve_tokens,
+        lease_ms=float(settings.lease_ms),
+    )
+
+
+async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> Service:
+    engine, words = await thread.run(load, settings)
+    budget = KvBudget(engine.info.kv_total_tokens)
+    info = describe(settings, engine, words, budget)
+    verifier = Verifier(limits(settings, info), budget)
+    executor = Executor(engine, info.vocab_size, info.eos_token_ids)
+    observer = StepObserver(runtime.telemetry, verifier)
+    loop = EngineLoop(verifier, executor.execute, thread, observer, settings.max_unread_results)
+    turns = asyncio.create_task(loop.run(), name="engine loop")
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            runtime.fail(f"the engine cannot go on: {error}")
+
+    turns.add_done_callback(ended)
+
+    async def close() -> None:
+        turns.cancel()
+        await asyncio.gather(turns, return_exceptions=True)
+        thread.close(wait=False)
+
+    servicer = TargetServicer(loop, info)
+    return Service(
+        add=servicer.add_to,
+        drain=loop.drain,
+        close=close,
+        alive=loop.alive,
+    )
+
+
+def main() -> int:
+    thread = EngineThread("engine", time.monotonic)
+    code = serve("target", Settings, lambda settings, runtime: build(settings, runtime, thread))
+    if thread.running_since is not None:  # a hung call would keep the interpreter waiting for its thread
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 1)
+    thread.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""TargetService.Verify over real gRPC on loopback, with the scripted engine in the same process: streams, beats, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from specdec import wire
+from specdec.engine import EngineThread
+from specdec.errors import EngineFault
+from specdec.runtime.channels import open_channel, server_options
+from specdec.runtime.interceptor import CallInterceptor
+from specdec.runtime.telemetry import Telemetry
+from specdec.terms import Answer, Close, Closed, Failed, ModelInfo, Result, Step, TargetBeat
+from specdec.v1 import target_pb2, target_pb2_grpc
+from target_service.loop import EngineLoop
+from target_service.servicer import TargetServicer
+from tests.fakes import ScriptedEngine, hashed_script
+from tests.unit.target.harness import VOCAB, Bench, first_step, next_step, reference
+
+pytestmark = pytest.mark.faults
+SCRIPT = hashed_script(VOCAB)
+INFO = ModelInfo("scripted", VOCAB, b"fp", (), 512, "boot", "numerics", True, "float64", 4096, 8, 64)
+
+
+class Silent:
+    def stepped(self, rows: int, engine_us: int, answers: Sequence[Answer]) -> None: ...
+
+
+@dataclass
+class Target:
+    bench: Bench
+    loop: EngineLoop
+    running: asyncio.Task[None]
+    port: int
+    thread: EngineThread
+
+    @property
+    def engine(self) -> ScriptedEngine:
+        return self.bench.engine
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 2.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(max_unread: int = 64, **limits: Any) -> AsyncIterator[Target]:
+    bench = Bench(**limits)
+    thread = EngineThread("test engine")
+    loop = EngineLoop(bench.verifier, bench.executor.execute, thread, Silent(), max_unread)
+    running = asyncio.create_task(loop.run())
+    server = grpc.aio.server(interceptors=[CallInterceptor(Telemetry("target"))], options=server_options())
+    TargetServicer(loop, INFO).add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield Target(bench, loop, running, port, thread)
+    finally:
+        await server.stop(0)
+        if bench.engine.hang is not None:
+            bench.engine.hang.set()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        thread.close()
+
+
+class Stream:
+    """A client of one Verify stream."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.beats: list[TargetBeat] = []
+        self._answers: list[Answer] = []
+
+    async def send(self, *items: Step | Close, hello: str | None = None) -> None:
+        await self.call.write(wire.verify_request_to_wire(items, hello))
+
+    async def answer(self, seconds: float = 5.0) -> Answer:
+        async with asyncio.timeout(seconds):
+            while not self._answers:
+                await self.listen()
+            return self._answers.pop(0)
+
+    async def listen(self) -> wire.VerifyResponse:
+        """The next message."""
+        message = await self.call.read()
+        if message is grpc.aio.EOF:
+            raise EOFError(await self.call.code())
+        response = wire.verify_response_from_wire(message)
+        self._answers += response.answers
+        if response.beat is not None:
+            self.beats.append(response.beat)
+        return response
+
+    async def status(self, seconds: float = 5.0) -> tuple[grpc.StatusCode, str]:
+        """How the call ended; what is still to be read is skipped."""
+        async with asyncio.timeout(seconds):
+            try:
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
+            except grpc.aio.AioRpcError:
+                pass
+            return await self.call.code(), await self.call.details()
+
+
+@asynccontextmanager
+async def stream(target: Target, orchestrator_id: str | None = "orch") -> AsyncIterator[Stream]:
+    async with open_channel(f"127.0.0.1:{target.port}") as channel:
+        call = target_pb2_grpc.TargetServiceStub(channel).Verify()
+        made = Stream(call)
+        if orchestrator_id is not None:
+            await made.send(hello=orchestrator_id)
+        try:
+            yield made
+        finally:
+            call.cancel()
+
+
+Opened = AbstractAsyncContextManager[Stream]
+
+
+async def generate(talk: Stream, prompt: list[int], count: int, session: str = "s", k: int = 3) -> list[int]:
+    """Round after round, each with the block the target would choose, spoiled now and then."""
+    expected = reference(SCRIPT, prompt, count + k + 1)
+    committed = list(prompt)
+    round_ = 1
+    while (made := len(committed) - len(prompt)) < count:
+        block = expected[made : made + k]
+        if block and made % 3 == 1:
+            block[-1] = (block[-1] + 1) % VOCAB
+        step = first_step(prompt, block, session=session) if round_ == 1 else next_step(committed, block, round_=round_, session=session)
+        await talk.send(step)
+        answer = await talk.answer()
+        assert isinstance(answer.outcome, Result) and answer.session_id == session
+        committed += answer.outcome.tokens
+        round_ += 1
+    await talk.send(Close(session, 1))
+    assert (await talk.answer()).outcome == Closed()
+    return committed[len(prompt) :][:count]
+
+
+async def test_model_info() -> None:
+    async with serving() as target, open_channel(f"127.0.0.1:{target.port}") as channel:
+        response = await target_pb2_grpc.TargetServiceStub(channel).GetModelInfo(target_pb2.TargetServiceGetModelInfoRequest())
+        assert wire.model_info_from_wire(response.info) == INFO
+
+
+async def test_two_orchestrators_share_the_engine() -> None:
+    async with serving() as target, stream(target, "a") as one, stream(target, "b") as two:
+        target.engine.on_forward = lambda rows: time.sleep(0.03)
+        texts = await asyncio.gather(generate(one, [1, 2], 30), generate(two, [3, 4], 30))
+        assert texts == [reference(SCRIPT, [1, 2], 30), reference(SCRIPT, [3, 4], 30)]
+        together = sum(len(call) == 2 for call in target.engine.log)
+        assert together > len(target.engine.log) / 2, "the two fall into step"
+        await target.until(lambda: not target.engine.kv.slots)
+
+
+async def test_one_message_carries_what_one_engine_step_finished() -> None:
+    async with serving() as target, stream(target) as talk:
+        await talk.send(*(first_step([i], session=f"s{i}") for i in range(5)))
+        while not (response := await talk.listen()).answers:
+            pass
+        assert len(response.answers) == 5 and response.rows == 5 and response.engine_us > 0
+
+
+async def test_hello_comes_first_and_once() -> None:
+    async with serving() as target:
+        async with stream(target, None) as talk:
+            await talk.send(first_step([1]))
+            code, details = await talk.status()
+            assert code is grpc.StatusCode.INVALID_ARGUMENT and "hello" in details
+        async with stream(target) as talk:
+            await talk.send(hello="again")
+            code, details = await talk.status()
+            assert code is grpc.StatusCode.INVALID_ARGUMENT and "hello" in details
+
+
+async def test_a_beat_at_least_every_quarter_second() -> None:
+    async with serving() as target, stream(target) as talk:
+        first = await talk.listen()
+        assert first.beat is not None
+        begun = asyncio.get_running_loop().time()
+        for _ in range(4):
+            await talk.listen()
+        assert 0.8 < asyncio.get_running_loop().time() - begun < 1.3
+        assert len(talk.beats) == 5 and talk.beats[-1].kv_total_tokens == target.bench.pool.total_tokens
+
+
+async def test_the_end_of_a_stream_drops_what_waits_and_frees_the_rest_after_the_lease() -> None:
+    """F72, F73, F77"""
+    async with serving(lease_ms=200.0) as target:
+        target.engine.hang = threading.Event()
+        async with stream(target) as talk:
+            await talk.send(first_step([1], session="runs"))
+            await target.until(lambda: len(target.engine.log) == 1)
+            await talk.send(first_step([2], session="waits"))
+            await target.until(lambda: target.bench.verifier.num_sessions == 2)
+        await target.until(lambda: target.loop.num_streams == 0)
+        target.engine.hang.set()
+        await target.until(lambda: target.bench.verifier.num_sessions == 0 and not target.engine.kv.slots)
+        assert len(target.engine.log) == 1 and target.bench.pool.held == {}
+
+
+async def test_close_frees_within_a_step_although_another_runs() -> None:
+    async with serving() as target, stream(target) as talk:
+        await talk.send(first_step([1], session="a"), first_step([2], session="b"))
+        await talk.answer()
+        await talk.answer()
+        await talk.send(Close("a", 1))
+        assert (await talk.answer()).outcome == Closed()
+        await target.until(lambda: len(target.engine.kv.slots) == 1)
+
+
+async def test_a_session_is_taken_over_after_the_connection_was_lost() -> None:
+    async with serving(lease_ms=5000.0) as target:
+        expected = reference(SCRIPT, [1, 2], 4)
+        async with stream(target) as talk:
+            await talk.send(first_step([1, 2], expected[:1]))
+            assert (await talk.answer()).outcome.tokens == tuple(expected[:2])
+        async with stream(target) as talk:
+            await talk.send(first_step([1, 2], expected[:1]))
+            assert (await talk.answer()).outcome.tokens == tuple(expected[:2]), "the stored result"
+            await talk.send(next_step([1, 2, *expected[:2]], round_=2))
+            assert (await talk.answer()).outcome.tokens == (expected[2],)
+        assert target.engine.log[-1][0].start == 3
+        assert target.engine.kv.opened == 1
+
+
+async def test_bad_items_are_answered_by_name_and_the_stream_goes_on() -> None:
+    async with serving() as target, stream(target) as talk:
+        bad_step = wire.step_to_wire(first_step([1], session="bad"))
+        bad_step.begin.rejection_sample_method = 99
+        message = wire.verify_request_to_wire([first_step([1, VOCAB], session="ids")])
+        message.items.add().step.CopyFrom(bad_step)
+        message.items.add().ahead.CopyFrom(target_pb2.Ahead(session_id="ahead", epoch=1))
+        await talk.call.write(message)
+        answers = {a.session_id: a.outcome for a in [await talk.answer() for _ in range(3)]}
+        assert all(isinstance(outcome, Failed) for outcome in answers.values())
+        assert (answers["ids"].code, answers["bad"].code, answers["ahead"].code) == (3, 3, 12)
+        assert "step.tokens" in answers["ids"].message and "rejection_sample_method" in answers["bad"].message
+        assert await generate(talk, [1, 2], 5) == reference(SCRIPT, [1, 2], 5)
+        assert target.running.done() is False
+
+
+async def test_a_reader_that_is_too_slow_loses_its_stream_and_nobody_else_waits() -> None:
+    """F80"""
+    async with serving(max_unread=16) as target, stream(target, "slow") as slow, stream(target, "quick") as quick:
+        text = list(range(40)) * 12
+        for turn in range(3000):
+            if slow.call.done():
+                break
+            steps = [next_step(text, round_=7, session=f"{turn}-{i}-" + "x" * 100) for i in range(12)]
+            await slow.send(*steps)
+        code, details = await slow.status()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "unread" in details
+        assert await generate(quick, [1, 2], 5) == reference(SCRIPT, [1, 2], 5)
+
+
+async def test_a_crash_of_the_engine_reaches_every_caller_and_ends_the_loop() -> None:
+    """F170"""
+    async with serving() as target, stream(target, "a") as one, stream(target, "b") as two:
+        target.engine.raises = RuntimeError("device lost")
+        await two.send(Close("x", 1))
+        await two.answer()
+        await one.send(first_step([1]))
+        for talk in (one, two):
+            code, details = await talk.status()
+            assert code is grpc.StatusCode.INTERNAL and "device lost" in details
+        with pytest.raises(EngineFault):
+            await asyncio.wait_for(asyncio.shield(target.running), 2.0)
+        async with stream(target, "late") as late:
+            assert (await late.status())[0] is grpc.StatusCode.INTERNAL
+
+
+async def test_a_hung_engine_shows_in_the_beats_and_in_liveness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("target_service.loop.HUNG_MS", 300.0)
+    async with serving() as target, stream(target) as talk:
+        target.engine.hang = threading.Event()
+        target.bench.verifier.cost.seen(1, 1.0)
+        await talk.send(first_step([1]))
+        while not talk.beats or talk.beats[-1].running_step_ms < 300:
+            await talk.listen()
+        assert not target.loop.alive()
+        target.engine.hang.set()
+        assert isinstance((await talk.answer()).outcome, Result)
+        assert target.loop.alive()
+
+
+async def test_a_caller_that_sends_no_more_still_gets_its_answers() -> None:
+    async with serving() as target, stream(target) as talk:
+        await talk.send(next_step([1, 2, 3], round_=2))
+        await talk.call.done_writing()
+        await talk.answer()
+        assert (await talk.status())[0] is grpc.StatusCode.OK
+
+
+async def test_draining_waits_for_sessions_then_ends_the_streams() -> None:
+    async with serving() as target, stream(target) as talk:
+        await talk.send(first_step([1]))
+        await talk.answer()
+        draining = asyncio.create_task(target.loop.drain())
+        await asyncio.sleep(0.15)
+        assert not draining.done()
+        await talk.send(Close("s", 1))
+        assert (await talk.answer()).outcome == Closed()
+        await asyncio.wait_for(draining, 1.0)
+        assert (await talk.status())[0] is grpc.StatusCode.OK
