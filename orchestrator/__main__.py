@@ -13,7 +13,6 @@ from orchestrator.observe import Observer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text import TextModel
 from specdec.runtime.server import Runtime, Service, serve
-from specdec.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 
 
 async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
@@ -28,7 +27,7 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
         await driver.close()
         servicer.close()
 
-    return Service(add=lambda server: add_GenerationServiceServicer_to_server(servicer, server), drain=driver.drained, close=close)
+    return Service(add=servicer.register, drain=driver.drained, close=close)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._backend, self._text, self._defaults, self._meters = backend, text, defaults, meters
         self._work = TextWork()
 
+    def register(self, server: Any) -> None:
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self, server)
+
     def close(self) -> None:
         self._work.close()
 
