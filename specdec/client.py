@@ -25,7 +25,7 @@ import grpc
 import grpc.aio
 
 from specdec import status, terms, wire
-from specdec.errors import InvalidRequest, ProtocolFault
+from specdec.errors import InvalidRequest, ProtocolFault, Unavailable
 from specdec.runtime.channels import open_channel
 from specdec.terms import FinishReason, ModelInfo, Origin, SamplingParams, TokenLogprobs
 from specdec.v1 import generation_pb2, generation_pb2_grpc
@@ -147,6 +147,15 @@ class Client:
         if self._channel is not None:
             await self._channel.close()
             self._channel = self._made = None
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Until the connection is open. Raises Unavailable."""
+        self._stub()
+        assert self._channel is not None
+        try:
+            await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"nobody answers at {self.endpoint} after {timeout_s:g} s; is the service up?") from None
 
     def _stub(self) -> Any:
         if self._made is None:
@@ -277,10 +286,12 @@ def generate_request(
 ) -> generation_pb2.GenerateRequest:
     """`fields` as in the proto: output_token_ids, seed, n, priority, stop, include_stop_str_in_output, skip_special_tokens,
     num_speculative_tokens, enable_adaptive_verification, disable_spec_decode, model, request_id. None = unset = the service's default."""
-    try:
-        request = generation_pb2.GenerateRequest(**{name: value for name, value in fields.items() if value is not None})
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(", ".join(fields), str(error)) from error
+    request = generation_pb2.GenerateRequest()
+    for name, value in fields.items():
+        try:
+            request.MergeFrom(generation_pb2.GenerateRequest(**{name: value}))  # None leaves it unset
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(name, str(error)) from error
     if isinstance(prompt, str):
         request.text = prompt
     elif prompt and isinstance(prompt[0], Mapping):
@@ -291,10 +302,7 @@ def generate_request(
         except (ValueError, TypeError) as error:
             raise InvalidRequest("prompt.token_ids", f"must be ids from 0 to {2**32 - 1}") from error
     if sampling is not None:
-        try:
-            request.sampling.CopyFrom(wire.sampling_to_wire(sampling))
-        except (ValueError, TypeError) as error:
-            raise InvalidRequest("sampling", str(error)) from error
+        request.sampling.CopyFrom(wire.sampling_to_wire(sampling))
     if rejection_method is not None:
         request.rejection_sample_method = wire.rejection_method_to_wire(rejection_method)
     if draft_method is not None:

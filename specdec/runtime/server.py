@@ -45,6 +45,7 @@ LIVENESS = "liveness"
 ALIVE_POLL_S = 1.0
 MAX_CONCURRENT_CALLS = 4096  # beyond: RESOURCE_EXHAUSTED at once
 FLUSH_S = 1.0  # for calls to end after `drain` says that the work is done
+ORPHAN_S = 2.0  # a process without a parent drains for nobody
 CLOSE_S = 3.0  # for `close`, after the streams ended
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 log = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ class _Host(Generic[S]):
     def _orphaned(self) -> None:
         log.warning("the parent is gone")
         self.runtime.fail("the parent is gone")
+        self.loop.call_later(ORPHAN_S, os._exit, 1)
 
     async def _serve(self, telemetry: Telemetry) -> int:
         self.methods = _Methods()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from specdec import terms
@@ -148,14 +149,26 @@ _LISTS = ("allowed_token_ids", "banned_token_ids", "stop_token_ids")
 
 
 def sampling_to_wire(params: terms.SamplingParams) -> common_pb2.SamplingParams:
-    message = common_pb2.SamplingParams(logit_bias=params.logit_bias)
-    for name in _SCALARS:
-        value = getattr(params, name)
-        if value is not None:
-            setattr(message, name, value)
+    """Raises InvalidRequest for what the wire cannot carry, e.g. a negative max_tokens."""
+    message = common_pb2.SamplingParams()
+    for name, value in ((name, getattr(params, name)) for name in _SCALARS):
+        with _writing(name):
+            if value is not None:
+                setattr(message, name, value)
     for name in _LISTS:
-        getattr(message, name).extend(getattr(params, name))
+        with _writing(name):
+            getattr(message, name).extend(getattr(params, name))
+    with _writing("logit_bias"):
+        message.logit_bias.update(params.logit_bias)
     return message
+
+
+@contextlib.contextmanager
+def _writing(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"sampling.{name}", str(error)) from error
 
 
 def sampling_from_wire(message: common_pb2.SamplingParams, field: str = "sampling") -> terms.SamplingParams:

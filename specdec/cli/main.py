@@ -1,0 +1,59 @@
+"""`specdec`: one command, its subcommands in groups. Each subcommand is a module with HELP, DESCRIPTION, add_arguments and run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from specdec.cli import bench_step, demo, down, generate, up
+from specdec.errors import SpecdecError
+
+GROUPS: dict[str, dict[str, ModuleType]] = {
+    "run": {"demo": demo, "up": up, "down": down},
+    "use": {"generate": generate},
+    "measure": {"bench-step": bench_step},
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0 fine, 1 the work itself failed, 2 wrong or refused input, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(words)
+    arguments.argv = words
+    try:
+        return int(arguments.run(arguments))
+    except SpecdecError as error:
+        print(f"specdec {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output is gone; nothing is left to say, at exit either
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    listing = "\n".join(
+        f"{group}:\n" + "\n".join(f"  {name:<12} {module.HELP}" for name, module in commands.items()) for group, commands in GROUPS.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog="specdec",
+        usage="specdec COMMAND …",
+        description="Speculative decoding as a distributed service.\n\n" + listing,
+        epilog="`specdec COMMAND --help` tells a command's flags.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    for group in GROUPS.values():
+        for name, module in group.items():
+            command = commands.add_parser(name, description=module.DESCRIPTION, allow_abbrev=False)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The folder of a running system: what `up` writes and `down` reads.
+
+endpoint          host:port of the orchestrator, written last: when it is there, the system serves
+processes.json    [{"role", "pid", "port", "metrics_port"}, …]
+supervisor.json   who to stop, with start times, so that no stranger is ever hit
+*.log             standard error of every process
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.cli.pids import ProcessId
+
+ENDPOINT, PROCESSES, SUPERVISOR = "endpoint", "processes.json", "supervisor.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEntry:
+    role: str
+    pid: int
+    port: int
+    metrics_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    folder: Path
+
+    def write(self, endpoint: str, entries: Sequence[ProcessEntry], supervisor: ProcessId, children: Sequence[ProcessId]) -> None:
+        owned = {"supervisor": asdict(supervisor), "children": [asdict(child) for child in children]}
+        self._put(SUPERVISOR, json.dumps(owned))
+        self._put(PROCESSES, json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
+        self._put(ENDPOINT, endpoint + "\n")
+
+    def processes(self) -> tuple[ProcessId | None, list[ProcessId]]:
+        """The supervisor and its children as last written; none where nothing readable is."""
+        try:
+            owned: dict[str, Any] = json.loads((self.folder / SUPERVISOR).read_text())
+            return ProcessId(**owned["supervisor"]), [ProcessId(**child) for child in owned["children"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, []
+
+    def alive(self) -> bool:
+        supervisor, children = self.processes()
+        return any(p.alive for p in (*children, *([supervisor] if supervisor else ())))
+
+    def clear(self) -> None:
+        """Removes what says that something runs; logs stay."""
+        for name in (ENDPOINT, PROCESSES, SUPERVISOR):
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / name).unlink()
+
+    def _put(self, name: str, text: str) -> None:
+        """Whole or not at all: a reader never sees half a file."""
+        temporary = self.folder / f".{name}.{os.getpid()}"
+        temporary.write_text(text)
+        temporary.replace(self.folder / name)

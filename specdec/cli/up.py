@@ -1,0 +1,147 @@
+"""`specdec up`: targets, drafts and an orchestrator on this machine, until Ctrl-C or `specdec down`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from specdec.cli import system
+from specdec.cli.pids import identify
+from specdec.cli.state import ProcessEntry, State
+from specdec.cli.supervisor import START_TIMEOUT_S, Ended, Interrupted, Signalled, Supervisor, tail
+from specdec.cli.system import System, parse_pins
+from specdec.errors import AlreadyExists, InvalidRequest, Unavailable
+
+HELP = "start targets, drafts and an orchestrator on this machine"
+LOG = "up.log"
+DAEMON = (sys.executable, "-m", "specdec.cli.main")
+DESCRIPTION = """\
+Starts N targets, M drafts and one orchestrator as processes on loopback ports and prints a ready line when they serve. Settings that have
+no flag come from SPECDEC_* variables, e.g. SPECDEC_DTYPE=float32. A process that ends later is reported and not restarted; the system
+goes on without it as long as the orchestrator lives. Ctrl-C, `specdec down`, or the end of this process ends all of them."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    system.add_arguments(parser)
+    parser.add_argument("--targets", type=int, default=1, metavar="N", help="target processes (default: %(default)s)")
+    parser.add_argument("--drafts", type=int, default=1, metavar="M", help="draft processes, 0 = no speculation (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, metavar="P", help="port of the orchestrator (default: any free one)")
+    parser.add_argument("--pin", default="", metavar="ROLE=CPU,…", help="CPUs per role, e.g. target=0,draft=1,orchestrator=1")
+    parser.add_argument("--detach", action="store_true", help="return when the system serves; needs --state")
+    parser.add_argument("--state", type=Path, metavar="DIR", help="folder for endpoint, processes.json and logs")
+    parser.add_argument("--report-fd", type=int, default=-1, help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    chosen = System(
+        target_model=arguments.target_model.absolute(),
+        draft_model=arguments.draft_model.absolute(),
+        targets=_count("--targets", arguments.targets, 1),
+        drafts=_count("--drafts", arguments.drafts, 0),
+        num_speculative_tokens=arguments.num_speculative_tokens,
+        port=arguments.port,
+        pins=parse_pins(arguments.pin),
+    )
+    chosen.check()
+    state = None if arguments.state is None else State(arguments.state.absolute())
+    if state is not None:
+        if state.alive():
+            raise AlreadyExists(f"a system runs from {arguments.state}; `specdec down --state {arguments.state}` stops it")
+        state.folder.mkdir(parents=True, exist_ok=True)
+        state.clear()
+    if arguments.detach:
+        if state is None:
+            raise InvalidRequest("--detach", "needs --state DIR, where the endpoint and the logs will be")
+        return _detach(state, arguments.argv)
+    return _supervise(chosen, state, arguments.report_fd)
+
+
+def _count(flag: str, value: int, low: int) -> int:
+    if not low <= value <= 64:
+        raise InvalidRequest(flag, f"must be {low} to 64")
+    return value
+
+
+def _supervise(chosen: System, state: State | None, report_fd: int) -> int:
+    with _log_folder(state) as logs, Supervisor(logs, tell) as supervisor:
+        try:
+            tell(f"starting {chosen.targets} target(s), {chosen.drafts} draft(s); loading the models takes some seconds")
+            children = chosen.start(supervisor)
+        except Interrupted:
+            return 130
+        except Unavailable as error:
+            if report_fd >= 0:
+                _report(report_fd, f"error {error}")
+            raise
+        orchestrator = children[-1]
+        try:
+            if state is not None:
+                entries = [ProcessEntry(c.plan.role, c.process.pid, c.port, c.metrics_port) for c in children]
+                state.write(orchestrator.endpoint, entries, identify(os.getpid()), [c.identity for c in children])
+            print(f"ready role=system endpoint={orchestrator.endpoint} pid={os.getpid()}", flush=True)
+            if report_fd >= 0:
+                _report(report_fd, f"ready {orchestrator.endpoint}")
+            for event in supervisor.watch():
+                if isinstance(event, Signalled):
+                    tell("stopping")
+                    return 0
+                _tell_end(event)
+                if event.child is orchestrator:
+                    return 1
+            return 0
+        finally:
+            if state is not None:
+                state.clear()
+
+
+def _tell_end(event: Ended) -> None:
+    tell(f"{event.child.plan.name} (pid {event.child.process.pid}) ended with {event.code}; its last lines:\n{tail(event.child.log)}")
+
+
+def _detach(state: State, argv: list[str]) -> int:
+    """Runs this very command again as a daemon in a session of its own and waits for its word."""
+    read_end, write_end = os.pipe()
+    flags = [flag for flag in argv if flag != "--detach"]
+    with (state.folder / LOG).open("wb") as log:
+        daemon = subprocess.Popen(
+            [*DAEMON, *flags, "--report-fd", str(write_end)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(write_end,),
+            start_new_session=True,
+        )
+    os.close(write_end)
+    with os.fdopen(read_end) as words:
+        word = words.read()  # to end-of-file: the daemon closes its end once it has spoken, or dies
+    if word.startswith("ready "):
+        print(f"ready role=system endpoint={word.split()[1]} pid={daemon.pid}", flush=True)
+        daemon.returncode = 0  # it outlives us on purpose; without this Popen warns about a child left behind
+        return 0
+    daemon.wait(START_TIMEOUT_S)
+    raise Unavailable(word.removeprefix("error ").strip() or f"the system did not start:\n{tail(state.folder / LOG)}")
+
+
+def _report(descriptor: int, word: str) -> None:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "w") as words:
+        words.write(word)
+
+
+@contextlib.contextmanager
+def _log_folder(state: State | None) -> Iterator[Path]:
+    if state is not None:
+        yield state.folder
+        return
+    with tempfile.TemporaryDirectory(prefix="specdec-") as folder:
+        yield Path(folder)
+
+
+def tell(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

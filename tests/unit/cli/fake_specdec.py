@@ -1,0 +1,20 @@
+"""The `specdec` command with fake services behind it: same arguments."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from specdec.cli import main, supervisor, up
+
+HERE = Path(__file__).resolve()
+
+
+def command_line(plan: supervisor.Plan) -> tuple[str, ...]:
+    return (sys.executable, str(HERE.with_name("fake_service.py")), plan.role)
+
+
+if __name__ == "__main__":
+    supervisor.Plan.command_line = command_line  # type: ignore[method-assign]
+    up.DAEMON = (sys.executable, str(HERE))
+    sys.exit(main.main())

@@ -1,0 +1,173 @@
+"""`specdec up` and `down` with fake services: real processes, real signals, no model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.cli import pids
+from specdec.cli.state import State
+
+COMMAND = [sys.executable, str(Path(__file__).with_name("fake_specdec.py"))]
+pytestmark = [pytest.mark.unit, pytest.mark.timeout(60), pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and prctl")]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def specdec(model: Path, tmp_path: Path) -> Iterator[Run]:
+    def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        models = ["--target-model", str(model), "--draft-model", str(model)] if words[0] == "up" else []
+        return subprocess.run([*COMMAND, *words, *models], capture_output=True, text=True, env={**os.environ, **environment}, timeout=50)
+
+    yield run
+    run("down", "--state", str(tmp_path / "state"))
+
+
+def entries(state: Path) -> list[dict[str, Any]]:
+    return list(json.loads((state / "processes.json").read_text()))
+
+
+def processes(state: Path) -> list[pids.ProcessId]:
+    return [pids.identify(entry["pid"]) for entry in entries(state)]
+
+
+def test_up_detached_then_down(specdec: Run, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    cpu = str(min(os.sched_getaffinity(0)))
+    flags = ["--detach", "--state", str(state), "--targets", "2", "--drafts", "1", "--num-speculative-tokens", "4"]
+    done = specdec("up", *flags, "--pin", f"target={cpu},draft={cpu}")
+    assert done.returncode == 0, done.stderr
+    endpoint = (state / "endpoint").read_text().strip()
+    assert f"endpoint={endpoint} " in done.stdout
+    roles = [entry["role"] for entry in entries(state)]
+    assert roles == ["target", "target", "draft", "orchestrator"]
+    assert endpoint == f"127.0.0.1:{entries(state)[-1]['port']}"
+    targets = ",".join(f"127.0.0.1:{entry['port']}" for entry in entries(state)[:2])
+    assert f"targets {targets}" in (state / "orchestrator-0.log").read_text()
+    assert f"affinity [{cpu}] nice 10" in (state / "draft-0.log").read_text()
+    again = specdec("up", "--detach", "--state", str(state))
+    assert again.returncode == 2 and "specdec down" in again.stderr
+    running = processes(state)
+    assert all(process.alive for process in running)
+    assert specdec("down", "--state", str(state)).returncode == 0
+    assert not any(process.alive for process in running)
+    assert not (state / "endpoint").exists() and not (state / "processes.json").exists()
+    assert specdec("down", "--state", str(state)).returncode == 0
+
+
+@pytest.mark.parametrize("role", ["target", "draft", "orchestrator"])
+def test_a_child_that_fails_at_start_is_told_with_its_last_lines(specdec: Run, tmp_path: Path, role: str) -> None:
+    state = tmp_path / "state"
+    done = specdec("up", "--detach", "--state", str(state), FAKE_FAIL=role)
+    assert done.returncode == 2
+    assert f"{role}-0 ended (exit code 1)" in done.stderr and "this fake was told to fail" in done.stderr
+    assert not State(state).alive() and not (state / "endpoint").exists()
+
+
+def test_kill_9_of_the_supervisor_ends_its_children(specdec: Run, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert specdec("up", "--detach", "--state", str(state)).returncode == 0
+    supervisor, children = State(state).processes()
+    assert supervisor is not None and supervisor.alive and len(children) == 3
+    supervisor.send(signal.SIGKILL)
+    assert pids.wait_gone(children, 5.0) == []
+    assert "nothing runs" in specdec("down", "--state", str(state)).stdout
+
+
+@pytest.mark.parametrize("missing", ["SPECDEC_DIE_WITH_PARENT", "SPECDEC_PARENT_PIPE"])
+def test_either_way_alone_ends_a_child(missing: str) -> None:
+    """Each of the two cords holds by itself; without both the child lives on (the broken twin)."""
+    script = f"""
+import os, subprocess, sys
+r, w = os.pipe()
+env = dict(os.environ, SPECDEC_PARENT_PIPE=str(r), SPECDEC_DIE_WITH_PARENT="1")
+env.pop({missing!r}, None)
+if len(sys.argv) > 1: env.pop("SPECDEC_PARENT_PIPE", None); env.pop("SPECDEC_DIE_WITH_PARENT", None)
+service = {str(Path(__file__).with_name("fake_service.py"))!r}
+child = subprocess.Popen([sys.executable, service, "target"], env=env, pass_fds=(r,), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+assert child.stdout.readline().startswith("ready")
+print(child.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    for words, survives in (([], False), (["no-cords"], True)):
+        parent = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=30)
+        child = pids.identify(int(parent.stdout))
+        left = pids.wait_gone([child], 1.0 if survives else 5.0)
+        child.send(signal.SIGKILL)
+        assert bool(left) is survives
+
+
+def test_a_child_that_ends_later_is_told_and_the_others_go_on(specdec: Run, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert specdec("up", "--detach", "--state", str(state)).returncode == 0
+    target, draft, orchestrator = processes(state)
+    draft.send(signal.SIGKILL)
+    assert pids.wait_gone([draft], 5.0) == []
+    deadline = time.monotonic() + 5
+    while "draft-0 (pid" not in (state / "up.log").read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert "ended with -9" in (state / "up.log").read_text()
+    assert target.alive and orchestrator.alive
+    orchestrator.send(signal.SIGKILL)  # without a front door nothing is left to serve
+    assert pids.wait_gone([target], 10.0) == []
+
+
+def test_ctrl_c_stops_everything(model: Path) -> None:
+    words = [*COMMAND, "up", "--target-model", str(model), "--draft-model", str(model)]
+    up = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert up.stdout is not None and up.stderr is not None
+    assert up.stdout.readline().startswith("ready role=system endpoint=127.0.0.1:")
+    os.killpg(up.pid, signal.SIGINT)
+    output, errors = up.communicate(timeout=20)
+    assert up.returncode == 0 and "stopping" in errors
+    children = [int(line.rpartition("pid ")[2]) for line in errors.splitlines() if " ready on " in line]
+    assert len(children) == 3 and not any(pids.identify(pid).alive and pids.identify(pid).started for pid in children)
+
+
+def test_ctrl_c_while_starting(model: Path) -> None:
+    words = [*COMMAND, "up", "--target-model", str(model), "--draft-model", str(model)]
+    environment = {**os.environ, "FAKE_SLOW": "target"}
+    up = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    assert up.stderr is not None
+    assert "starting" in up.stderr.readline()
+    os.killpg(up.pid, signal.SIGINT)
+    up.communicate(timeout=20)
+    assert up.returncode == 130
+
+
+def test_down_leaves_strangers_alone(tmp_path: Path) -> None:
+    """The pid is right, the start time is not: somebody else's process by now."""
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        identity = pids.identify(stranger.pid)
+        forged = pids.ProcessId(stranger.pid, identity.started - 1)
+        State(tmp_path).write("127.0.0.1:1", [], forged, [forged])
+        done = subprocess.run([*COMMAND, "down", "--state", str(tmp_path)], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0 and "nothing runs" in done.stdout
+        assert stranger.poll() is None and not (tmp_path / "endpoint").exists()
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_down_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert subprocess.run([*COMMAND, "down", "--state", str(tmp_path / "no")], capture_output=True, timeout=30).returncode == 0
