@@ -1,0 +1,113 @@
+"""The engine as its users see it: what it is built from, what it says of itself, what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from specdec.engine.batch import Segment
+from specdec.errors import EngineFault
+
+DTYPES = ("int8", "float32", "float64", "bfloat16")
+PATHS = ("auto", "lean", "generic")
+
+
+class UnsupportedModel(EngineFault):
+    """A model this engine must not serve; says which and why, and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to build an engine.
+
+    `dtype`: int8 (weights and activations, batch-invariant), float32, float64 (the reference), bfloat16.
+    `path`: lean (own forward of the Llama shape), generic (transformers' modules), auto (lean where it fits).
+    `kv_tokens`: bound on K/V over all slots; 8192 are 377 MB for SmolLM2-135M, whose token takes 46 KB.
+    `max_rows`: most tokens in one call. `window`: longest slot; None = what the model was made for, or kv_tokens when that is less.
+    `reduced_head`: score only the ids of model_dir/draft_vocab.json when the file is there.
+    `self_test`: prove at start, on this machine, what `EngineInfo.batch_invariant` claims; without it the claim is False.
+    """
+
+    model_dir: Path | str = ""
+    dtype: str = "int8"
+    path: str = "auto"
+    device: str = "cpu"
+    kv_tokens: int = 8192
+    threads: int = 1
+    max_rows: int = 512
+    window: int | None = None
+    reduced_head: bool = False
+    self_test: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} must be one of {', '.join(DTYPES)}")
+        if self.path not in PATHS:
+            raise ValueError(f"path {self.path!r} must be one of {', '.join(PATHS)}")
+        if self.device != "cpu":
+            raise ValueError(f"device {self.device!r} is not served by this build; use cpu")
+        for name in ("kv_tokens", "threads", "max_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window {self.window} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine says of itself.
+
+    `vocab_size` = ids it can be fed, and columns of its logits unless `draft_ids` names the target id of each column.
+    `window` = most tokens of a slot. `dtype` = the arithmetic in use, which is float32 where int8 kernels are missing.
+    `batch_invariant`: a row has the same bits in any batch, in any cutting, with any neighbours; measured at start.
+    Two engines with equal `numerics_fingerprint`, both invariant, give the same bits.
+    """
+
+    vocab_size: int
+    window: int
+    eos_ids: tuple[int, ...]
+    dtype: str
+    path: str
+    batch_invariant: bool
+    numerics_fingerprint: str
+    kv_total_tokens: int
+    max_rows: int
+    draft_ids: tuple[int, ...] | None = None
+
+
+class KvSlots(Protocol):
+    """K/V of many sessions under one bound. Memory grows with the slots and is freed on close."""
+
+    @property
+    def used_tokens(self) -> int: ...
+
+    def open(self) -> int:
+        """A new, empty slot."""
+
+    def close(self, slot: int) -> None:
+        """Frees it."""
+
+    def length(self, slot: int) -> int: ...
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Exact rollback: what comes next is as if nothing after `length` had ever been fed."""
+
+
+class Engine(Protocol):
+    """Synchronous, and used by one thread only: no call locks anything."""
+
+    info: EngineInfo
+
+    @property
+    def kv(self) -> KvSlots: ...
+
+    def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
+        """One pass over all segments; the slots grow by their tokens.
+
+        Answers one [n - logits_from, columns] per segment, in order. Raises ValueError on segments that do not fit and OutOfRoom, both
+        before anything has changed. A row that is not finite is left as it is and does not touch any other row.
+        """

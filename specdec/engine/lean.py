@@ -1,0 +1,171 @@
+"""Our own forward of the Llama shape: Llama, SmolLM2, Mistral without a window, Qwen2, Qwen3. Query/key/value and gate/up are one product each.
+
+Rotary embedding is a complex product: dimensions i and i + dim/2 of a head turn together, so the rows of the query and key weights are put
+in that order once, at load, and each pair is a complex number (Su et al. 2021, arXiv 2104.09864, eq. 34). Scores do not notice, since
+queries and keys are permuted alike. Values ride along, multiplied by 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.engine.attention import Attention, Plan
+from specdec.engine.batch import Layout
+from specdec.engine.quantize import Linear, Linears
+from specdec.engine.shape import LlamaShape
+
+Weights = Mapping[str, Tensor]
+
+
+class RmsNorm:
+    """x * weight / sqrt(mean(x^2) + eps), as one vector norm: the root of H and of H * eps go into the constants. bfloat16 in float32."""
+
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
+        size = weight.shape[-1]
+        exact = torch.float32 if dtype == torch.bfloat16 else dtype
+        self._weight = weight.to(exact) * math.sqrt(size)
+        self._floor = torch.tensor(math.sqrt(size * eps), dtype=exact)
+        self._exact = exact
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., H] → the same"""
+        y = x if x.dtype == self._exact else x.to(self._exact)
+        y = (y * self._weight).div_(torch.hypot(torch.linalg.vector_norm(y, dim=-1, keepdim=True), self._floor))
+        return y if x.dtype == self._exact else y.to(x.dtype)
+
+
+class Layer(NamedTuple):
+    before_attention: RmsNorm
+    qkv: Linear
+    qk_norm: RmsNorm | None
+    out: Linear
+    before_mlp: RmsNorm
+    gate_up: Linear
+    down: Linear
+
+
+class LeanModel:
+    """`head_ids`: score only these rows of the head."""
+
+    def __init__(
+        self, shape: LlamaShape, weights: Weights, linears: Linears, attention: Attention, window: int, head_ids: Tensor | None = None
+    ) -> None:
+        self._shape, self._attention, self._guard = shape, attention, linears.guard
+        self._dtype = torch.float32 if linears.dtype == "int8" else getattr(torch, linears.dtype)
+        embedding = weights["model.embed_tokens.weight"]
+        self._embedding = embedding.to(self._dtype, copy=True)
+        self._layers = [_layer(shape, weights, linears, self._dtype, i) for i in range(shape.layers)]
+        self._norm = RmsNorm(weights["model.norm.weight"], shape.eps, self._dtype)
+        head = embedding if shape.tied else weights["lm_head.weight"]
+        self._head = linears.make(head if head_ids is None else head[head_ids])
+        self._turns = _turns(shape, window, torch.complex128 if self._dtype == torch.float64 else torch.complex64)
+
+    def run(self, layout: Layout, plan: Plan) -> Tensor:
+        """Logits of the scored rows, [scored, columns]. Keys and values of all rows are written.
+
+        A non-finite number in any row shows in the sums at the end; then the same pass is made again, guarded. Guarding always would cost
+        every step for what hardly ever happens.
+        """
+        hidden = self._pass(layout, plan)
+        if not (math.isfinite(float(hidden.sum())) and all(math.isfinite(float(w.sum())) for w in plan.written)):
+            self._guard.up = True
+            try:
+                hidden = self._pass(layout, plan)
+                return self._score(layout, hidden)
+            finally:
+                self._guard.up = False
+        return self._score(layout, hidden)
+
+    def _score(self, layout: Layout, hidden: Tensor) -> Tensor:
+        if len(layout.scored) < layout.rows:
+            hidden = hidden[torch.tensor(layout.scored, dtype=torch.int64)]
+        return self._head(self._norm(hidden))
+
+    def _pass(self, layout: Layout, plan: Plan) -> Tensor:
+        """Hidden states of all rows after the last layer, [rows, hidden]."""
+        shape, attention = self._shape, self._attention
+        n, per_row = layout.rows, shape.heads + 2 * shape.kv_heads
+        x = F.embedding(torch.tensor(layout.tokens), self._embedding)
+        turn = torch.ones(n, per_row, shape.dim // 2, dtype=self._turns.dtype)
+        turn[:, : shape.heads + shape.kv_heads] = self._turns[torch.tensor(layout.positions)][:, None]
+        broken = torch.zeros(n, 1, dtype=torch.bool) if self._guard.up else None
+        for i, layer in enumerate(self._layers):
+            qkv = layer.qkv(layer.before_attention(x)).view(n, per_row, shape.dim)
+            if layer.qk_norm is not None:
+                qk = qkv[:, : shape.heads + shape.kv_heads]
+                qk.copy_(layer.qk_norm(qk))
+            qkv = _turned(qkv, turn)
+            if broken is not None:
+                broken |= ~qkv.flatten(1).isfinite().all(-1, keepdim=True)
+                qkv.nan_to_num_(0.0, 0.0, 0.0)
+            attention.write(plan, i, qkv[:, shape.heads :])
+            x = layer.out.add_to(attention.attend(plan, i, qkv), x)
+            gate, up = layer.gate_up(layer.before_mlp(x)).chunk(2, -1)
+            x = layer.down.add_to(F.silu(gate).mul_(up), x)
+        return x if broken is None else x.masked_fill(broken, float("nan"))
+
+
+def _turned(heads: Tensor, turn: Tensor) -> Tensor:
+    """heads [rows, heads, dim], turn [rows, heads, dim / 2] complex → [rows, heads, dim]"""
+    exact = heads if heads.dtype != torch.bfloat16 else heads.float()
+    product = torch.view_as_real(torch.view_as_complex(exact.unflatten(-1, (-1, 2))) * turn)
+    return product.flatten(-2).to(heads.dtype)
+
+
+def _turns(shape: LlamaShape, window: int, dtype: torch.dtype) -> Tensor:
+    """e^(i * position * frequency), [window, dim / 2]. Angles in float32, as models are trained and as transformers computes them."""
+    angles = torch.arange(window, dtype=torch.float32)[:, None] * shape.frequencies
+    return torch.complex(angles.cos() * shape.rope_scale, angles.sin() * shape.rope_scale).to(dtype)
+
+
+def _layer(shape: LlamaShape, weights: Weights, linears: Linears, dtype: torch.dtype, i: int) -> Layer:
+    prefix = f"model.layers.{i}."
+
+    def stacked(names: tuple[str, ...], kind: str) -> Tensor | None:
+        keys = [f"{prefix}{name}.{kind}" for name in names]
+        return torch.cat([weights[key] for key in keys]) if keys[0] in weights else None
+
+    def norm(name: str) -> RmsNorm:
+        return RmsNorm(weights[f"{prefix}{name}.weight"], shape.eps, dtype)
+
+    def linear(*names: str, order: Tensor | None = None) -> Linear:
+        weight, bias = stacked(names, "weight"), stacked(names, "bias")
+        assert weight is not None
+        if order is not None:
+            weight, bias = weight[order], bias if bias is None else bias[order]
+        return linears.make(weight, bias)
+
+    return Layer(
+        norm("input_layernorm"),
+        linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", order=_pair_order(shape)),
+        _head_norm(shape, weights, prefix, dtype) if shape.qk_norm else None,
+        linear("self_attn.o_proj"),
+        norm("post_attention_layernorm"),
+        linear("mlp.gate_proj", "mlp.up_proj"),
+        linear("mlp.down_proj"),
+    )
+
+
+def _pairs(dim: int) -> Tensor:
+    """0, dim/2, 1, dim/2 + 1, …: the order in which dimensions that turn together are neighbours."""
+    return torch.arange(dim).view(2, -1).T.flatten()
+
+
+def _pair_order(shape: LlamaShape) -> Tensor:
+    """Rows of the stacked query, key and value weights: pairs side by side in query and key heads, values as they are."""
+    turned, all_heads = shape.heads + shape.kv_heads, shape.heads + 2 * shape.kv_heads
+    rows = torch.arange(all_heads * shape.dim).view(all_heads, shape.dim)
+    rows[:turned] = rows[:turned][:, _pairs(shape.dim)]
+    return rows.flatten()
+
+
+def _head_norm(shape: LlamaShape, weights: Weights, prefix: str, dtype: torch.dtype) -> RmsNorm:
+    """Qwen3's norm of each query and key head, weights [heads + kv, dim]."""
+    q, k = (weights[f"{prefix}self_attn.{name}_norm.weight"][_pairs(shape.dim)] for name in ("q", "k"))
+    return RmsNorm(torch.cat([q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)]), shape.eps, dtype)

@@ -1,0 +1,167 @@
+"""From a model folder, or a module, to an engine: which path, which numbers, what it may claim."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.engine.api import Engine, EngineConfig, EngineInfo, UnsupportedModel
+from specdec.engine.attention import KEY_BLOCK, QUERY_ROWS, Attention
+from specdec.engine.invariance import examine
+from specdec.engine.kv import KvStore
+from specdec.engine.lean import LeanModel
+from specdec.engine.quantize import Linears, has_vnni, supported
+from specdec.engine.ragged import Model, RaggedEngine
+from specdec.engine.shape import LlamaShape, llama_shape, refuse_if_unable_to_roll_back
+from specdec.engine.weights import FolderWeights, eos_ids, read_config, read_draft_ids, read_eos_ids, weights_digest
+
+log = logging.getLogger(__name__)
+
+
+def load_engine(config: EngineConfig) -> Engine:
+    """Call it on the thread that will own the engine. Raises UnsupportedModel."""
+    folder = Path(config.model_dir)
+    raw = read_config(folder)
+    source = _Source(raw, read_eos_ids(folder, raw), None)
+    if config.reduced_head:
+        source = replace(source, draft_ids=read_draft_ids(folder, raw["vocab_size"]))
+    shape = _choose(raw, config)
+    if isinstance(shape, LlamaShape):
+        return _build_lean(source, config, shape, FolderWeights(folder))
+    return _build_generic(source, config, _load_module(folder, config))
+
+
+def load_engine_from_module(module: Any, config: EngineConfig) -> Engine:
+    """From a transformers model in memory, which the generic path takes over (it swaps parts of it)."""
+    raw = module.config.to_dict()
+    generation = getattr(module, "generation_config", None)
+    source = _Source(raw, eos_ids(raw, {} if generation is None else generation.to_dict()), None)
+    shape = _choose(raw, config)
+    if isinstance(shape, LlamaShape):
+        return _build_lean(source, config, shape, dict(module.state_dict()))
+    return _build_generic(source, config, module)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """`raw` = config.json."""
+
+    raw: Mapping[str, Any]
+    eos_ids: tuple[int, ...]
+    draft_ids: tuple[int, ...] | None
+
+
+def _choose(raw: Mapping[str, Any], config: EngineConfig) -> LlamaShape | None:
+    """The shape for the lean path, None for the generic one. Raises UnsupportedModel."""
+    refuse_if_unable_to_roll_back(raw, _window(raw, config))
+    if config.path == "generic":
+        return None
+    shape = llama_shape(raw)
+    if isinstance(shape, LlamaShape):
+        return shape
+    if config.path == "lean":
+        raise UnsupportedModel(f"the lean path cannot serve this model: {shape}; use path auto or generic")
+    log.info("generic path: %s", shape)
+    return None
+
+
+def _window(raw: Mapping[str, Any], config: EngineConfig) -> int:
+    made_for = raw.get("max_position_embeddings") or raw.get("n_positions")
+    bounds = [bound for bound in (made_for, config.window, config.kv_tokens) if bound]
+    return min(bounds)
+
+
+def _build_lean(source: _Source, config: EngineConfig, shape: LlamaShape, weights: Mapping[str, Tensor]) -> Engine:
+    config = _settle(config)
+    window = _window(source.raw, config)
+    kind = _torch_dtype(config)
+    linears = Linears(config.dtype, config.max_rows)
+    attention = Attention(shape.heads, shape.kv_heads, window, kind, row_heads=shape.heads + 2 * shape.kv_heads)
+    store = KvStore(shape.layers, shape.kv_heads, shape.dim, kind, window=window, total_tokens=config.kv_tokens)
+    head_ids = None if source.draft_ids is None else torch.tensor(source.draft_ids)
+    with torch.inference_mode():
+        model = LeanModel(shape, weights, linears, attention, window, head_ids)
+    return _finish(source, config, store, attention, model, "lean", weights)
+
+
+def _load_module(folder: Path, config: EngineConfig) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=_torch_dtype(config), local_files_only=True)
+    except ValueError as error:
+        raise UnsupportedModel(f"{folder} holds no causal language model that transformers can read: {error}") from error
+
+
+def _build_generic(source: _Source, config: EngineConfig, module: Any) -> Engine:
+    from specdec.engine.generic import GenericModel, module_weights, refuse_stateful
+
+    refuse_stateful(module)
+    config = _settle(config)
+    kind = _torch_dtype(config)
+    module = module.to(kind)
+    weights = module_weights(module)
+    text = module.config.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    window = _window(source.raw, config)
+    attention = Attention(heads, kv_heads, window, kind)
+    store = KvStore(text.num_hidden_layers, kv_heads, dim, kind, window=window, total_tokens=config.kv_tokens)
+    fingerprinted = dict(weights)
+    model = GenericModel(module, Linears(config.dtype, config.max_rows), attention, text.num_hidden_layers)
+    return _finish(replace(source, draft_ids=None), config, store, attention, model, "generic", fingerprinted)
+
+
+def _settle(config: EngineConfig) -> EngineConfig:
+    torch.set_num_threads(config.threads)
+    return replace(config, dtype=supported(config.dtype))
+
+
+def _torch_dtype(config: EngineConfig) -> torch.dtype:
+    """Of activations and K/V."""
+    kind: torch.dtype = torch.float32 if config.dtype == "int8" else getattr(torch, config.dtype)
+    return kind
+
+
+def _finish(
+    source: _Source,
+    config: EngineConfig,
+    store: KvStore,
+    attention: Attention,
+    model: Model,
+    path: str,
+    weights: Mapping[str, Tensor],
+) -> Engine:
+    info = EngineInfo(
+        vocab_size=source.raw["vocab_size"],
+        window=_window(source.raw, config),
+        eos_ids=source.eos_ids,
+        dtype=config.dtype,
+        path=path,
+        batch_invariant=False,
+        numerics_fingerprint=_fingerprint(config, path, weights_digest(weights)),
+        kv_total_tokens=store.total_tokens,
+        max_rows=config.max_rows,
+        draft_ids=source.draft_ids,
+    )
+    engine = RaggedEngine(info, store, attention, model)
+    if config.self_test:
+        engine.info = replace(info, batch_invariant=examine(engine))
+        log.info("self-test: batch_invariant=%s (%s, %s)", engine.info.batch_invariant, config.dtype, path)
+    return engine
+
+
+def _fingerprint(config: EngineConfig, path: str, weights: str) -> str:
+    """Equal for engines whose bits must be equal. Float products may be split over threads, integer sums do not notice."""
+    parts = [weights, config.dtype, path, torch.__version__, torch.backends.cpu.get_cpu_capability(), config.device]
+    parts += [f"attention {QUERY_ROWS} {KEY_BLOCK}"]
+    parts += [f"vnni {has_vnni()}"] if config.dtype == "int8" else [f"threads {config.threads}"]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

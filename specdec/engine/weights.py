@@ -1,0 +1,80 @@
+"""Model folders: config, weights straight from the mapped files, end-of-sequence ids, the reduced vocabulary, a hash over all weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from specdec.engine.api import UnsupportedModel
+
+
+class FolderWeights(Mapping[str, Tensor]):
+    """Tensors of a folder's safetensors files by name. Each look-up reads from the mapped file; nothing stays in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise UnsupportedModel(f"{folder} has no .safetensors file")
+        opened = [safe_open(file, framework="pt") for file in files]
+        self._file_of = {name: file for file in opened for name in file.keys()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._file_of[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UnsupportedModel(f"{folder} is no model folder: it has no config.json")
+    config: dict[str, Any] = json.loads(path.read_text())
+    return config
+
+
+def read_eos_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of config.json and generation_config.json together: chat models often name their end of turn only in the latter."""
+    path = folder / "generation_config.json"
+    generation = json.loads(path.read_text()) if path.is_file() else {}
+    return eos_ids(config, generation)
+
+
+def eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
+    found: set[int] = set()
+    for source in sources:
+        value = source.get("eos_token_id")
+        found |= set() if value is None else {value} if isinstance(value, int) else set(value)
+    return tuple(sorted(found))
+
+
+def read_draft_ids(folder: Path, vocab_size: int) -> tuple[int, ...] | None:
+    """Target ids of a reduced head's rows, ascending; None when the folder has no draft_vocab.json."""
+    path = folder / "draft_vocab.json"
+    if not path.is_file():
+        return None
+    ids = json.loads(path.read_text())
+    if not ids or ids != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= vocab_size:
+        raise UnsupportedModel(f"{path} must be a list of ascending ids below {vocab_size}")
+    return tuple(ids)
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Over names, shapes, dtypes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
