@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ READY = re.compile(r"ready role=(\w+) host=(\S+) port=(\d+) metrics_port=(-?\d+)
 @dataclass
 class Process:
     role: str
-    popen: subprocess.Popen[str]
+    popen: subprocess.Popen[bytes]
     log: Path
     host: str = "127.0.0.1"
     port: int = 0
@@ -59,9 +58,8 @@ def start(role: str, module: str, settings: dict[str, str], folder: Path) -> Pro
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_")}
     environment |= {"OMP_NUM_THREADS": "1", "SPECDEC_DIE_WITH_PARENT": "true"} | {f"SPECDEC_{k}": v for k, v in settings.items()}
     log = folder / f"{role}-{time.monotonic_ns()}.log"
-    popen = subprocess.Popen(
-        [sys.executable, "-m", module], env=environment, stdout=subprocess.PIPE, stderr=log.open("w"), text=True, cwd=_ROOT
-    )
+    with log.open("w") as stderr, log.with_suffix(".out").open("w") as stdout:
+        popen = subprocess.Popen([sys.executable, "-m", module], env=environment, stdout=stdout, stderr=stderr, cwd=_ROOT)
     return Process(role, popen, log)
 
 
@@ -70,14 +68,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def wait_ready(process: Process) -> Process:
     """Reads the ready line. Raises with the end of the log when the process does not come up."""
-    assert process.popen.stdout is not None
-    box: list[str] = []
-    reader = threading.Thread(target=lambda: box.extend(iter(process.popen.stdout.readline, "")), daemon=True)  # type: ignore[union-attr]
-    reader.start()
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        match = next((m for line in box if (m := READY.match(line))), None)
-        if match:
+        if match := READY.search(process.log.with_suffix(".out").read_text()):
             process.host, process.port, process.metrics_port = match[2], int(match[3]), int(match[4])
             return process
         if process.popen.poll() is not None:
