@@ -1,0 +1,154 @@
+"""The standard method on one slot: the ratio test, the residual, q that is missing, wrong or malformed. Millions of draws: statistics/."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.acceptance import RESIDUAL_FLOOR, accepts, check_distributions, decide, residual, verify
+from specdec.errors import InvalidRequest
+from specdec.sampling import Sampler, draft_choice
+from specdec.terms import DraftDistribution, DraftMethod, RejectionMethod, SamplingParams
+
+COUPLED, STANDARD = RejectionMethod.COUPLED, RejectionMethod.STANDARD
+
+
+def sampler(vocab_size=128, seed=3, **params):
+    return Sampler(SamplingParams(**params), seed, vocab_size, [2], [5, 6, 7])
+
+
+def q_of(**probs):
+    """q_of(t3=0.5, t9=0.5)"""
+    ids = tuple(int(name[1:]) for name in probs)
+    return DraftDistribution(ids, struct.pack(f"<{len(ids)}f", *probs.values()))
+
+
+def test_f05_residual_is_divided_by_its_sum_and_falls_back_to_p():
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.8, 0.1, 0.1])
+    np.testing.assert_allclose(residual(p, q) / residual(p, q).sum(), [0, 2 / 3, 1 / 3])
+    np.testing.assert_array_equal(residual(p, p), p)
+    nearly = p + np.array([1e-12, -1e-12, 0.0])
+    np.testing.assert_array_equal(residual(nearly, p), nearly)
+    assert RESIDUAL_FLOOR > 1e-12
+    batch = residual(np.stack([p, p]), np.stack([q, p]))
+    np.testing.assert_array_equal(batch, np.stack([residual(p, q), p]))
+
+
+def test_acceptance_test_by_hand():
+    assert accepts(0.5, 0.25, 0.999) and accepts(0.25, 0.5, 0.49) and not accepts(0.25, 0.5, 0.51)
+    assert not accepts(0.0, 0.5, 1e-17) and not accepts(0.0, 0.0, 1e-17) and not accepts(0.5, 0.0, 1e-17)
+    assert accepts([0.5, 0.1], [0.5, 1.0], [0.999, 0.5]).tolist() == [True, False]
+
+
+def test_f03_a_proposal_that_q_does_not_hold_never_stands():
+    """q(token) = 0 though p(token) = 1: refused, and the token comes from p."""
+    row = torch.full((8,), -50.0)
+    row[4] = 50.0
+    for params in ({}, {"temperature": 0.0}):
+        for q in (q_of(t3=1.0), q_of(t3=1.0, t4=0.0)):
+            verdict = verify(torch.stack([row, row]), [4], [q], sampler(8, **params), [], STANDARD)
+            assert (verdict.tokens, verdict.num_accepted, verdict.num_verified) == ((4,), 0, 1)
+
+
+def drawn(count, p_logits, q_logits, send, **params):
+    """First tokens of `count` seeds through draft_choice and verify; `send` turns the honest q into what is sent."""
+    p_row, q_row = torch.tensor(p_logits), torch.tensor(q_logits)
+    tokens = np.zeros(count, dtype=np.int64)
+    for seed in range(count):
+        s = Sampler(SamplingParams(**params), seed, len(p_logits), [], [1])
+        choice = draft_choice(s, q_row, 1, [], DraftMethod.PROBABILISTIC)
+        tokens[seed] = verify([p_row, p_row], [choice.token], [send(choice.distribution)], s, [], STANDARD).tokens[0]
+    return np.bincount(tokens, minlength=len(p_logits)) / count
+
+
+P_LOGITS = [1.0, 0.2, 0.8, -0.5, 0.0, 0.3, -1.0, -2.0]
+Q_LOGITS = [0.1, 1.4, 1.2, 0.9, 0.0, -0.3, 1.0, -2.0]
+
+
+def test_f03_top_k_two_through_draft_and_verification():
+    """Vocabulary of 8, top_k = 2: what the target alone would say, within a total variation of 0.01. Then a draft that samples
+    processed logits and sends the raw softmax."""
+    kept = np.exp(np.array([1.0, 0.8]))
+    reference = np.zeros(8)
+    reference[[0, 2]] = kept / kept.sum()
+    honest = drawn(8_000, P_LOGITS, Q_LOGITS, lambda q: q, top_k=2)
+    assert np.abs(honest - reference).sum() / 2 < 0.01
+    raw = np.exp(Q_LOGITS) / np.exp(Q_LOGITS).sum()
+    lie = DraftDistribution(tuple(range(8)), raw.astype("<f4").tobytes())
+    lying = drawn(3_000, P_LOGITS, Q_LOGITS, lambda q: lie, top_k=2)
+    assert np.abs(lying - reference).sum() / 2 > 0.02
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_f03_top_k_two_long():
+    kept = np.exp(np.array([1.0, 0.8]))
+    frequencies = drawn(200_000, P_LOGITS, Q_LOGITS, lambda q: q, top_k=2)
+    np.testing.assert_allclose(frequencies[[0, 2]], kept / kept.sum(), atol=0.005)
+    assert frequencies.sum() == pytest.approx(frequencies[[0, 2]].sum())
+
+
+def test_f04_frequencies_through_verification():
+    """p = (.6, .3, .1) and a one-hot proposal of token 2: it stands with probability p(2), and the text is p's."""
+    row = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log()
+    counts, stood = np.zeros(3), 0
+    for seed in range(10_000):
+        verdict = verify([row, row], [2], [None], Sampler(SamplingParams(), seed, 3, [], [1]), [], STANDARD)
+        counts[verdict.tokens[0]] += 1
+        stood += verdict.num_accepted
+    np.testing.assert_allclose(counts / 10_000, [0.6, 0.3, 0.1], atol=0.01)
+    assert abs(stood / 10_000 - 0.1) < 0.01
+
+
+def test_corrections_respect_masks_and_cuts():
+    """The residual of a processed p holds nothing that p does not."""
+    row = torch.randn(128, generator=torch.Generator().manual_seed(4))
+    allowed = tuple(range(10, 20))
+    for seed in range(200):
+        s = sampler(seed=seed, allowed_token_ids=allowed, banned_token_ids=(12,), min_tokens=5, top_k=6)
+        token, stands = decide(row, 50, q_of(t50=0.5, t11=0.5), s, [], STANDARD)
+        assert token in set(allowed) - {12} and not stands
+
+
+BAD = {
+    "no ids": DraftDistribution((), b""),
+    "length": DraftDistribution((1, 2), struct.pack("<f", 1.0)),
+    "odd bytes": DraftDistribution((1,), b"\0\0\x80?\0"),
+    "twice": DraftDistribution((1, 1), struct.pack("<2f", 0.5, 0.5)),
+    "vocabulary": q_of(t128=1.0),
+    "nan": q_of(t1=math.nan, t2=1.0),
+    "infinite": q_of(t1=math.inf),
+    "negative": q_of(t1=-0.5, t2=1.5),
+    "sum": q_of(t1=0.5, t2=0.3),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_distributions_are_refused_by_name(name):
+    with pytest.raises(InvalidRequest, match=r"distributions\[1\]"):
+        check_distributions([1, 1], [None, BAD[name]], 128, STANDARD)
+    rows = torch.zeros(3, 128)
+    with pytest.raises(InvalidRequest, match=r"distributions\[1\]"):
+        verify(rows, [1, 1], [None, BAD[name]], sampler(), [], STANDARD)
+
+
+def test_distributions_must_fit_the_block_and_the_method():
+    good = q_of(t1=0.25, t2=0.75)
+    check_distributions([1, 2], [good, None], 128, STANDARD)
+    check_distributions([1, 2], [], 128, COUPLED)
+    with pytest.raises(InvalidRequest, match="one per proposal"):
+        check_distributions([1, 2], [good], 128, STANDARD)
+    with pytest.raises(InvalidRequest, match="standard method only"):
+        check_distributions([1], [good], 128, COUPLED)
+
+
+def test_order_of_ids_in_a_distribution_does_not_matter():
+    row = torch.randn(2, 128, generator=torch.Generator().manual_seed(6))
+    for seed in range(100):
+        a = verify(row, [9], [q_of(t9=0.5, t3=0.25, t70=0.25)], sampler(seed=seed), [], STANDARD)
+        b = verify(row, [9], [q_of(t70=0.25, t9=0.5, t3=0.25)], sampler(seed=seed), [], STANDARD)
+        assert a == b
