@@ -31,7 +31,7 @@ def load(settings: Settings) -> tuple[Engine, Vocabulary]:
         device=settings.device,
         kv_tokens=settings.kv_tokens,
         threads=settings.threads,
-        max_rows=settings.max_step_rows,
+        max_rows=max(settings.max_step_rows, 128),  # the self-test feeds more at once than a step may
         self_test=settings.self_test,
     )
     return load_engine(config), vocabulary(settings.model)

@@ -1,0 +1,246 @@
+"""Whatever the order of items, engine steps, time and broken streams: the books balance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from specdec.hashing import prefix_hash
+from specdec.terms import (
+    Answer,
+    Begin,
+    Close,
+    Closed,
+    Expired,
+    Failed,
+    NoRoom,
+    PrefixNeeded,
+    Result,
+    StaleEpoch,
+    StaleRound,
+    Step,
+    UnknownSession,
+)
+from target_service.plan import StepPlan
+from tests.fakes import hashed_script
+from tests.unit.target.harness import GREEDY, Bench, reference
+
+VOCAB = 8
+SCRIPT = hashed_script(VOCAB)
+SESSIONS = ["a", "b", "c", "d"]
+
+
+class Book:
+    """What one orchestrator knows of a session's placement."""
+
+    def __init__(self, epoch: int, prompt: list[int]) -> None:
+        self.epoch, self.prompt = epoch, prompt
+        self.committed, self.kv, self.round, self.begun = list(prompt), 0, 1, False
+        self.outstanding = 0  # 1 while an answer to the open round is owed
+        self.closing = self.lost = False
+
+
+class Interleavings(RuleBasedStateMachine):
+    @initialize(pool=st.integers(24, 80), rows=st.integers(6, 24))
+    def start(self, pool: int, rows: int) -> None:
+        self.bench = Bench(
+            SCRIPT,
+            vocab=VOCAB,
+            pool=pool,
+            window=24,
+            max_step_rows=rows,
+            max_num_speculative_tokens=5,
+            reserve_tokens=2,
+            lease_ms=100.0,
+            max_sessions=3,
+        )
+        self.stream: int | None = self.bench.hello()
+        self.books: dict[str, Book] = {}
+        self.epochs: Counter[str] = Counter()
+        self.plan: StepPlan | None = None
+        self.owed_closed: Counter[tuple[str, int]] = Counter()
+
+    # ------------------------------------------------------------ what happens
+
+    @precondition(lambda self: self.stream is not None)
+    @rule(name=st.sampled_from(SESSIONS), prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12), k=st.integers(0, 5))
+    def place(self, name: str, prompt: list[int], k: int) -> None:
+        self.epochs[name] += 1
+        old = self.books.get(name)
+        stale = old is not None and old.outstanding
+        self.books[name] = Book(self.epochs[name], prompt if old is None else old.committed)
+        self.books[name].prompt = prompt if old is None else old.prompt
+        answers = self.ask(name, k)
+        if stale and old is not None:
+            assert [a.outcome for a in answers if a.epoch == old.epoch and not isinstance(a.outcome, Closed)] in (
+                [StaleEpoch(self.epochs[name])],
+                [],  # its session was gone already
+            )
+
+    @precondition(lambda self: self.stream is not None)
+    @rule(name=st.sampled_from(SESSIONS), k=st.integers(0, 5), right=st.booleans(), remaining=st.sampled_from([5, 60_000]))
+    def step(self, name: str, k: int, right: bool, remaining: int) -> None:
+        book = self.books.get(name)
+        if book is not None and not book.closing:
+            self.ask(name, k, right, remaining)
+
+    def ask(self, name: str, k: int, right: bool = True, remaining: int = 60_000) -> list[Answer]:
+        book = self.books[name]
+        block = (reference(SCRIPT, book.committed, k, vocab=VOCAB) if right else [1] * k)[:k]
+        begin = None if book.begun else Begin(len(book.prompt), GREEDY, 7)
+        tokens = (*book.committed[book.kv :], *block)
+        step = Step(
+            name, book.epoch, book.round, book.kv, prefix_hash(book.committed[: book.kv]), tokens, len(block), remaining, begin=begin
+        )
+        book.outstanding = 1
+        assert self.stream is not None
+        self.bench.verifier.submit(self.stream, step, self.bench.now)
+        return self.listen()
+
+    @precondition(lambda self: self.stream is not None)
+    @rule(name=st.sampled_from(SESSIONS), times=st.integers(1, 2))
+    def close(self, name: str, times: int) -> None:
+        book = self.books.get(name)
+        if book is None or book.closing:
+            return
+        book.closing = True
+        self.owed_closed[name, book.epoch] += 1
+        assert self.stream is not None
+        self.bench.verifier.submit(self.stream, Close(name, book.epoch), self.bench.now)
+        if times == 2 and self.owed_closed and (name, book.epoch) in self.bench_closing():
+            self.bench.verifier.submit(self.stream, Close(name, book.epoch), self.bench.now)
+        self.listen()
+
+    def bench_closing(self) -> set[tuple[str, int]]:
+        return {(s.key[1], s.epoch) for s in self.bench.verifier._sessions.values() if s.closing}
+
+    @precondition(lambda self: self.plan is None)
+    @rule()
+    def begin_step(self) -> None:
+        self.plan = self.bench.plan()
+        self.listen()
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(nan=st.booleans())
+    def end_step(self, nan: bool) -> None:
+        assert self.plan is not None
+        assert self.plan.size <= self.bench.limits.max_step_rows
+        self.bench.engine.nan_when = (lambda prefix: len(prefix) % 7 == 3) if nan else None
+        self.bench.finish(self.plan)
+        self.plan = None
+        self.listen()
+
+    @rule(ms=st.sampled_from([1, 10, 60, 200]))
+    def pass_time(self, ms: int) -> None:
+        self.bench.now += ms
+        self.bench.verifier.tick(self.bench.now)
+        self.listen()
+
+    @rule()
+    def lose_the_stream(self) -> None:
+        if self.stream is not None:
+            self.bench.verifier.detach(self.stream, self.bench.now)
+            assert not [a for to, a in self.bench.verifier.take_answers() if to == self.stream]
+        self.stream = self.bench.hello()
+        for name, book in list(self.books.items()):
+            book.lost, book.outstanding = book.lost or bool(book.outstanding), 0
+            if book.closing:
+                self.owed_closed.pop((name, book.epoch), None)
+                del self.books[name]
+
+    # ------------------------------------------------------------ what is heard
+
+    def listen(self) -> list[Answer]:
+        answers = []
+        for to, answer in self.bench.verifier.take_answers():
+            assert to == self.stream, "an answer for a stream that is gone"
+            answers.append(answer)
+            self.hear(answer)
+        return answers
+
+    def hear(self, answer: Answer) -> None:
+        name = answer.session_id
+        if isinstance(answer.outcome, Closed):
+            assert self.owed_closed[name, answer.epoch] == 1, "closed is said once, to who asked"
+            del self.owed_closed[name, answer.epoch]
+            if name in self.books and self.books[name].epoch == answer.epoch:
+                del self.books[name]
+            return
+        book = self.books.get(name)
+        assert book is not None, f"nothing comes after closed: {answer}"
+        if answer.epoch < book.epoch:
+            assert isinstance(answer.outcome, StaleEpoch)
+            return
+        if book.outstanding == 0:  # asked on a stream that broke; Close from the new one brought its answer along
+            assert book.lost and book.closing, f"answered twice: {answer}"
+        book.lost = False
+        assert answer.round == book.round
+        book.outstanding = 0
+        self.obey(book, answer.outcome)
+
+    def obey(self, book: Book, outcome: Any) -> None:
+        match outcome:
+            case Result() as result:
+                assert result.prefix_length == len(book.committed)
+                assert list(result.tokens) == reference(SCRIPT, book.committed, len(result.tokens), vocab=VOCAB)
+                assert result.num_accepted <= result.num_verified
+                book.committed += result.tokens
+                assert result.finish is not None or result.kv_length_after == len(book.committed) - 1
+                assert result.kv_length_after < len(book.committed)
+                book.kv, book.round, book.begun = result.kv_length_after, book.round + 1, True
+            case PrefixNeeded(have):
+                assert have < book.kv
+                book.kv = have
+            case UnknownSession() | StaleEpoch() | Failed():
+                if isinstance(outcome, Failed):
+                    assert outcome.code == 13
+                book.begun, book.kv = False, 0
+                book.round = 1
+                name = next(n for n, b in self.books.items() if b is book)
+                self.epochs[name] += 1
+                book.epoch = self.epochs[name]
+            case NoRoom() | Expired():
+                pass
+            case StaleRound():
+                raise AssertionError("the orchestrator is never behind its own rounds")
+
+    # ------------------------------------------------------------ what always holds
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        verifier, pool = self.bench.verifier, self.bench.pool
+        assert pool.used_tokens <= pool.total_tokens
+        assert {s.resident for s in verifier._sessions.values() if s.resident is not None} == set(pool.held)
+        assert len(pool.releases) == len(set(pool.releases))
+        for session in verifier._sessions.values():
+            assert session.kv_length < max(1, len(session.tokens))
+            assert session.resident is None or session.kv_length <= pool.held[session.resident]
+            if session.resident in self.bench.executor._slots:
+                slot = self.bench.executor._slots[session.resident]
+                held = self.bench.engine.kv.slots[slot]
+                assert held[: session.kv_length] == session.tokens[: session.kv_length]
+            else:
+                assert session.kv_length == 0
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        if self.plan is not None:
+            self.bench.finish(self.plan)
+        if self.stream is not None:
+            self.bench.verifier.detach(self.stream, self.bench.now)
+        self.bench.now += 1000
+        self.bench.settle()
+        assert self.bench.verifier.num_sessions == 0 and self.bench.pool.held == {} and self.bench.engine.kv.slots == {}
+
+
+TestInterleavings = Interleavings.TestCase
+TestInterleavings.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
