@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,11 @@ import pytest
 from specdec.client import Completion
 from specdec.terms import SamplingParams
 from tests.e2e.ask import Ask, answers
-from tests.e2e.stack import Stack, running
-from tests.tiny import save_tiny
+from tests.e2e.stack import Stack
 from tests.tools import ROOT, missing, require_tool
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(120)]
 HERE = Path(__file__).parent / "node"
-FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
 ODD_SEED = 2**53 + 1  # the first integer that a JavaScript number cannot hold
 LARGE_SEED = 2**64 - 5
 NUM_TOKENS = 40
@@ -43,14 +41,6 @@ def node() -> str:
             missing("@grpc/grpc-js", f"npm ci needs a package registry ({reason.strip()})")
         stamp.write_text(wanted)
     return program
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("models")
-    target, draft = save_tiny(folder / "target", seed=0), save_tiny(folder / "draft", seed=0)
-    with running(target, draft, target=FLOAT64, draft=FLOAT64) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +119,9 @@ def test_chat_and_text_prompts(ask_node: RunJobs, stack: Stack) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=12)
     wanted = answers(stack.endpoint, [Ask(chat, sampling), Ask("the hat", sampling)])
     params = {"temperature": 0.0, "max_tokens": 12}
-    got = ask_node([{"request": {"messages": {"messages": chat}, "sampling": params}}, {"request": {"text": "the hat", "sampling": params}}])
+    got = ask_node(
+        [{"request": {"messages": {"messages": chat}, "sampling": params}}, {"request": {"text": "the hat", "sampling": params}}]
+    )
     for mine, theirs in zip(got, wanted, strict=True):
         assert tuple(mine["token_ids"]) == theirs.token_ids
         assert mine["text"] == theirs.text
