@@ -99,7 +99,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         threads=settings.threads,
         reduced_head=True,
         self_test=settings.self_test,
-        max_rows=settings.max_step_rows,
+        max_rows=max(settings.max_step_rows, 128),  # the self-test feeds more at once than a step may
     )
 
 
