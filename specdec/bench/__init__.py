@@ -1,0 +1,1 @@
+"""Measuring: one engine step, agreement with float32, load."""
