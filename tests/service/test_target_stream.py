@@ -19,11 +19,12 @@ from specdec.errors import EngineFault
 from specdec.runtime.channels import open_channel, server_options
 from specdec.runtime.interceptor import CallInterceptor
 from specdec.runtime.telemetry import Telemetry
-from specdec.terms import Answer, Close, Closed, Failed, ModelInfo, Result, Step, TargetBeat
+from specdec.terms import Answer, Close, Closed, Failed, ModelInfo, Result
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.loop import EngineLoop
 from target_service.servicer import TargetServicer
 from tests.fakes import ScriptedEngine, hashed_script
+from tests.service.target_client import Stream, verify_stream
 from tests.unit.target.harness import VOCAB, Bench, first_step, next_step, reference
 
 pytestmark = pytest.mark.faults
@@ -74,59 +75,8 @@ async def serving(max_unread: int = 64, **limits: Any) -> AsyncIterator[Target]:
         thread.close()
 
 
-class Stream:
-    """A client of one Verify stream."""
-
-    def __init__(self, call: Any) -> None:
-        self.call = call
-        self.beats: list[TargetBeat] = []
-        self._answers: list[Answer] = []
-
-    async def send(self, *items: Step | Close, hello: str | None = None) -> None:
-        await self.call.write(wire.verify_request_to_wire(items, hello))
-
-    async def answer(self, seconds: float = 5.0) -> Answer:
-        async with asyncio.timeout(seconds):
-            while not self._answers:
-                await self.listen()
-            return self._answers.pop(0)
-
-    async def listen(self) -> wire.VerifyResponse:
-        """The next message."""
-        message = await self.call.read()
-        if message is grpc.aio.EOF:
-            raise EOFError(await self.call.code())
-        response = wire.verify_response_from_wire(message)
-        self._answers += response.answers
-        if response.beat is not None:
-            self.beats.append(response.beat)
-        return response
-
-    async def status(self, seconds: float = 5.0) -> tuple[grpc.StatusCode, str]:
-        """How the call ended; what is still to be read is skipped."""
-        async with asyncio.timeout(seconds):
-            try:
-                while await self.call.read() is not grpc.aio.EOF:
-                    pass
-            except grpc.aio.AioRpcError:
-                pass
-            return await self.call.code(), await self.call.details()
-
-
-@asynccontextmanager
-async def stream(target: Target, orchestrator_id: str | None = "orch") -> AsyncIterator[Stream]:
-    async with open_channel(f"127.0.0.1:{target.port}") as channel:
-        call = target_pb2_grpc.TargetServiceStub(channel).Verify()
-        made = Stream(call)
-        if orchestrator_id is not None:
-            await made.send(hello=orchestrator_id)
-        try:
-            yield made
-        finally:
-            call.cancel()
-
-
-Opened = AbstractAsyncContextManager[Stream]
+def stream(target: Target, orchestrator_id: str | None = "orch") -> AbstractAsyncContextManager[Stream]:
+    return verify_stream(target.port, orchestrator_id)
 
 
 async def generate(talk: Stream, prompt: list[int], count: int, session: str = "s", k: int = 3) -> list[int]:

@@ -1,0 +1,67 @@
+"""The other end of a Verify stream, as far as tests need it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from specdec import wire
+from specdec.runtime.channels import open_channel
+from specdec.terms import Answer, Close, Step, TargetBeat
+from specdec.v1 import target_pb2_grpc
+
+
+class Stream:
+    """A client of one Verify stream."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.beats: list[TargetBeat] = []
+        self._answers: list[Answer] = []
+
+    async def send(self, *items: Step | Close, hello: str | None = None) -> None:
+        await self.call.write(wire.verify_request_to_wire(items, hello))
+
+    async def answer(self, seconds: float = 5.0) -> Answer:
+        async with asyncio.timeout(seconds):
+            while not self._answers:
+                await self.listen()
+            return self._answers.pop(0)
+
+    async def listen(self) -> wire.VerifyResponse:
+        """The next message."""
+        message = await self.call.read()
+        if message is grpc.aio.EOF:
+            raise EOFError(await self.call.code())
+        response = wire.verify_response_from_wire(message)
+        self._answers += response.answers
+        if response.beat is not None:
+            self.beats.append(response.beat)
+        return response
+
+    async def status(self, seconds: float = 5.0) -> tuple[grpc.StatusCode, str]:
+        """How the call ended; what is still to be read is skipped."""
+        async with asyncio.timeout(seconds):
+            try:
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
+            except grpc.aio.AioRpcError:
+                pass
+            return await self.call.code(), await self.call.details()
+
+
+@asynccontextmanager
+async def verify_stream(port: int, orchestrator_id: str | None = "orch") -> AsyncIterator[Stream]:
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = target_pb2_grpc.TargetServiceStub(channel).Verify()
+        made = Stream(call)
+        if orchestrator_id is not None:
+            await made.send(hello=orchestrator_id)
+        try:
+            yield made
+        finally:
+            call.cancel()

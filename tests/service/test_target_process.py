@@ -1,0 +1,319 @@
+"""A real target process with a tiny float64 model, over gRPC on loopback: what it decides is what the model alone would have said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specdec import wire
+from specdec.hashing import prefix_hash
+from specdec.runtime.channels import open_channel
+from specdec.terms import Answer, Begin, Close, Closed, Failed, FinishReason, NoRoom, PrefixNeeded, Result, SamplingParams, Step
+from specdec.v1 import target_pb2, target_pb2_grpc
+from specdec.vocabulary import vocabulary
+from tests.service.target_client import Stream, verify_stream
+from tests.tiny import save_tiny
+from tests.unit.target.harness import first_step, next_step
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+READY_S = 60.0
+GREEDY = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+PROMPTS = [[(7 * i + 3 * j) % 300 + 3 for j in range(5 + 6 * i)] for i in range(4)]
+
+
+class TargetProcess:
+    """`python -m target_service` on free ports."""
+
+    def __init__(self, model: Path, **settings: object) -> None:
+        values = {"MODEL": model, "DTYPE": "float64", "METRICS_PORT": 0, "KV_TOKENS": 8192, "LEASE_MS": 300, **settings}
+        env = {name: value for name, value in os.environ.items() if not name.startswith("SPECDEC_")}
+        env |= {f"SPECDEC_{name}": str(value) for name, value in values.items()} | {"OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen([sys.executable, "-m", "target_service"], env=env, stdout=subprocess.PIPE, text=True)
+        watchdog = threading.Timer(READY_S, self.process.kill)
+        watchdog.start()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        watchdog.cancel()
+        assert line.startswith("ready role=target "), line
+        ready = dict(part.split("=", 1) for part in line.split()[1:])
+        self.port, self.metrics_port = int(ready["port"]), int(ready["metrics_port"])
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def stream(self, orchestrator_id: str = "orch") -> AbstractAsyncContextManager[Stream]:
+        return verify_stream(self.port, orchestrator_id)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def target(model: Path) -> Iterator[TargetProcess]:
+    process = TargetProcess(model)
+    yield process
+    process.end()
+
+
+@pytest.fixture(scope="module")
+def hf(model: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+
+
+def generated(hf: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """transformers' own greedy continuation."""
+    ids = torch.tensor([list(prompt)])
+    out = hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
+class Talk:
+    """One session on a stream that others may share: `feed` gives it its answers."""
+
+    def __init__(self, stream: Stream, prompt: Sequence[int], session: str, sampling: SamplingParams = GREEDY, seed: int = 11) -> None:
+        self.stream, self.session, self.sampling, self.seed = stream, session, sampling, seed
+        self.prompt, self.committed = list(prompt), list(prompt)
+        self.round, self.kv, self.begun = 1, 0, False
+        self.finish: FinishReason | None = None
+        self.results: list[Result] = []
+        self.prefills = 0
+
+    @property
+    def output(self) -> list[int]:
+        return self.committed[len(self.prompt) :]
+
+    async def ask(self, block: Sequence[int] = ()) -> None:
+        begin = None if self.begun else Begin(len(self.prompt), self.sampling, self.seed)
+        tokens = (*self.committed[self.kv :], *block)
+        base_hash = prefix_hash(self.committed[: self.kv])
+        await self.stream.send(Step(self.session, 1, self.round, self.kv, base_hash, tokens, len(block), 30_000, begin=begin))
+
+    async def feed(self, answer: Answer) -> None:
+        match answer.outcome:
+            case Result() as result:
+                self.prefills += self.kv == 0
+                self.results.append(result)
+                self.committed += result.tokens
+                self.kv, self.round, self.begun, self.finish = result.kv_length_after, self.round + 1, True, result.finish
+            case PrefixNeeded(have):
+                self.kv = have
+            case NoRoom(retry_after_ms):
+                await asyncio.sleep(retry_after_ms / 1000)
+            case other:
+                raise AssertionError(other)
+
+    async def run(self, count: int, blocks: Any = lambda output: ()) -> list[int]:
+        while len(self.output) < count and self.finish is None:
+            await self.ask(blocks(self.output))
+            await self.feed(await self.stream.answer(20.0))
+        await self.stream.send(Close(self.session, 1))
+        assert (await self.stream.answer(20.0)).outcome == Closed()
+        return self.output[:count]
+
+
+def spoiled(expected: Sequence[int], k: int, period: int) -> Any:
+    """Blocks of the right tokens; now and then one of them is not."""
+
+    def block(output: Sequence[int]) -> list[int]:
+        tokens = list(expected[len(output) : len(output) + k])
+        if tokens and len(output) % period == 1:
+            tokens[len(output) % len(tokens)] = 5
+        return tokens
+
+    return block
+
+
+async def sessions_held(stream: Stream) -> int:
+    """As the next beat tells it; those that lay unread are old."""
+    while True:
+        asked, stream.beats = time.monotonic(), []
+        while not stream.beats:
+            await stream.listen()
+        if time.monotonic() - asked > 0.02:
+            return stream.beats[-1].sessions
+
+
+async def test_model_info(target: TargetProcess, model: Path) -> None:
+    async with open_channel(f"127.0.0.1:{target.port}") as channel:
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        one, two = [
+            wire.model_info_from_wire((await stub.GetModelInfo(target_pb2.TargetServiceGetModelInfoRequest())).info) for _ in range(2)
+        ]
+    words = vocabulary(model)
+    assert one == two and len(one.boot_id) == 32
+    assert (one.vocab_size, one.vocabulary_fingerprint, one.eos_token_ids) == (words.size, words.fingerprint, words.eos_ids)
+    assert one.batch_invariant and one.dtype == "float64" and one.max_model_len == 1024 and one.numerics_fingerprint
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+async def test_without_blocks_it_is_transformers_generate(target: TargetProcess, hf: Any, prompt: list[int]) -> None:
+    async with target.stream() as stream:
+        assert await Talk(stream, prompt, "s").run(40) == generated(hf, prompt, 40)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("period", [1, 3, 1000], ids=["bad", "mixed", "good"])
+async def test_blocks_change_when_tokens_come_not_which(target: TargetProcess, hf: Any, k: int, period: int) -> None:
+    expected = generated(hf, PROMPTS[2], 60)
+    async with target.stream() as stream:
+        talk = Talk(stream, PROMPTS[2], "s")
+        assert await talk.run(50, spoiled(expected, k, period)) == expected[:50]
+    accepted = sum(result.num_accepted for result in talk.results)
+    assert period != 1000 or accepted >= 50 * k // (k + 1) - k
+    for result in talk.results:
+        assert result.kv_length_after == result.prefix_length + len(result.tokens) - 1
+
+
+@pytest.mark.parametrize("k", [1, 4, 8])
+async def test_sampled_text_and_logprobs_depend_on_the_seed_alone(target: TargetProcess, k: int) -> None:
+    sampling = replace(GREEDY, temperature=1.0, top_p=0.95, frequency_penalty=0.3, logprobs=2)
+    async with target.stream() as stream:
+        plain = Talk(stream, PROMPTS[1], "plain", sampling)
+        expected = await plain.run(60)
+        other = Talk(stream, PROMPTS[1], "blocks", sampling)
+        assert await other.run(50, spoiled(expected, k, 4)) == expected[:50]
+        logprobs = [[p for r in talk.results for p in r.logprobs][:50] for talk in (plain, other)]
+        assert logprobs[0] == logprobs[1] and len(logprobs[0]) == 50
+        assert await Talk(stream, PROMPTS[1], "seed", sampling, seed=12).run(50) != expected[:50]
+
+
+async def test_a_long_prompt_comes_in_pieces_beside_running_streams(target: TargetProcess, hf: Any) -> None:
+    long_prompt = [(13 * j) % 300 + 3 for j in range(500)]
+    async with target.stream("a") as one, target.stream("b") as two:
+        texts = await asyncio.gather(Talk(one, PROMPTS[0], "short").run(60), Talk(two, long_prompt, "long").run(10))
+    assert texts == [generated(hf, PROMPTS[0], 60), generated(hf, long_prompt, 10)]
+
+
+async def test_eight_streams_at_once_equal_solo_runs(target: TargetProcess, hf: Any) -> None:
+    async with contextual(target, 8) as streams:
+        expected = [generated(hf, PROMPTS[i % 4], 40) for i in range(8)]
+        talks = [Talk(stream, PROMPTS[i % 4], "same name").run(30, spoiled(expected[i], i % 5, 3)) for i, stream in enumerate(streams)]
+        assert await asyncio.gather(*talks) == [text[:30] for text in expected]
+
+
+def contextual(target: TargetProcess, count: int) -> Any:
+    from contextlib import AsyncExitStack, asynccontextmanager
+
+    @asynccontextmanager
+    async def opened() -> Any:
+        async with AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(target.stream(f"o{i}")) for i in range(count)]
+
+    return opened()
+
+
+async def test_a_cancelled_stream_frees_its_sessions_within_a_second(target: TargetProcess) -> None:
+    """F73"""
+    async with target.stream("watcher") as watcher:
+        async with target.stream("leaver") as leaver:
+            await leaver.send(*(first_step(PROMPTS[i], session=f"s{i}", sampling=GREEDY) for i in range(4)))
+            await leaver.answer()
+            assert await sessions_held(watcher) == 4
+        begun = time.monotonic()
+        while await sessions_held(watcher):
+            assert time.monotonic() - begun < 1.0
+
+
+async def test_taken_over_after_a_reconnect(target: TargetProcess, hf: Any) -> None:
+    expected = generated(hf, PROMPTS[0], 6)
+    async with target.stream("adopter") as stream:
+        await stream.send(first_step(PROMPTS[0], expected[:3], sampling=GREEDY))
+        first = await stream.answer()
+    async with target.stream("adopter") as stream:
+        await stream.send(first_step(PROMPTS[0], expected[:3], sampling=GREEDY))
+        assert await stream.answer() == first
+        await stream.send(next_step([*PROMPTS[0], *expected[:4]], expected[4:5], round_=2))
+        assert (await stream.answer()).outcome.tokens == tuple(expected[4:6])
+        await stream.send(Close("s", 1))
+        await stream.answer()
+
+
+async def test_bad_input_names_the_field_and_neighbours_do_not_notice(target: TargetProcess, hf: Any) -> None:
+    """F51, F52, F60"""
+    bad = {
+        "step.tokens": first_step([5, 320], sampling=GREEDY, session="ids"),
+        "step.num_proposed": first_step([5], [6] * 17, sampling=GREEDY, session="many"),
+        "begin.prompt_length": first_step([5], prompt_length=0, sampling=GREEDY, session="prompt"),
+        "sampling.top_p": first_step([5], sampling=replace(GREEDY, top_p=0.0), session="top_p"),
+        "step.run_ahead": replace(first_step([5], sampling=GREEDY, session="ahead"), run_ahead=3),
+    }
+    async with target.stream("vandal") as vandal, target.stream() as stream:
+        text = asyncio.create_task(Talk(stream, PROMPTS[3], "s").run(40))
+        for _ in range(5):
+            await vandal.send(*bad.values())
+            outcomes = {a.session_id: a.outcome for a in [await vandal.answer() for _ in bad]}
+            for field, step in bad.items():
+                outcome = outcomes[step.session_id]
+                assert isinstance(outcome, Failed) and field in outcome.message
+                assert outcome.code == (12 if field == "step.run_ahead" else 3)
+        assert await text == generated(hf, PROMPTS[3], 40)
+
+
+async def test_health_reflection_and_metrics(target: TargetProcess) -> None:
+    async with open_channel(f"127.0.0.1:{target.port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "liveness", "specdec.v1.TargetService"):
+            assert (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status == health_pb2.HealthCheckResponse.SERVING
+    page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{target.metrics_port}/metrics").read().decode())
+    for name in (
+        "specdec_batch_size",
+        "specdec_queue_duration",
+        "specdec_kv_cache_utilization",
+        "specdec_round_duration",
+        "specdec_sessions",
+    ):
+        assert re.search(rf"^{name}", page, re.MULTILINE), name
+
+
+async def test_eight_sessions_on_room_for_seven(model: Path, hf: Any) -> None:
+    """F68: all finish as if alone, with at most 8 prefills more than sessions."""
+    process = TargetProcess(model, KV_TOKENS=7 * 128, RESERVE_TOKENS=16)
+    try:
+        async with contextual(process, 8) as streams:
+            prompts = [[i + 5, *range(10, 50)] for i in range(8)]
+            talks = [Talk(stream, prompt, "s") for stream, prompt in zip(streams, prompts, strict=True)]
+            texts = await asyncio.gather(*(talk.run(70) for talk in talks))
+        assert texts == [generated(hf, prompt, 70) for prompt in prompts]
+        assert sum(talk.prefills for talk in talks) <= 16
+    finally:
+        process.end()
+
+
+async def test_sigterm_drains_and_exits_0(model: Path) -> None:
+    process = TargetProcess(model, SELF_TEST="false", DRAIN_MS=5000)
+    try:
+        async with process.stream() as stream:
+            talk = Talk(stream, PROMPTS[0], "s")
+            await talk.ask()
+            await talk.feed(await stream.answer())
+            process.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            assert len(await talk.run(10)) == 10, "who is here may finish"
+            assert (await stream.status())[0] is grpc.StatusCode.OK
+        assert await asyncio.to_thread(process.process.wait, 5.0) == 0
+    finally:
+        process.end()
