@@ -35,7 +35,7 @@ def server_options() -> Options:
     return [
         *_SIZES,
         *_KEEPALIVE,
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        # The core library's name for what the C macro calls MIN_RECV_PING_INTERVAL; "…min_recv_ping_interval…" is not read by anyone.
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
     ]
