@@ -35,6 +35,13 @@ def reference(model: Path) -> Completion:
         return answers(stack.endpoint, [Ask(PROMPT, LONG, {"seed": 5})])[0]
 
 
+@pytest.fixture(scope="module")
+def unharmed(model: Path) -> Iterator[Stack]:
+    """For tests that kill nothing."""
+    with running(model, model, target=FLOAT64, draft=FLOAT64) as stack:
+        yield stack
+
+
 @pytest.fixture
 def stack(model: Path) -> Iterator[Stack]:
     with running(model, model, target={**FLOAT64, "LEASE_MS": "1000"}, draft=FLOAT64) as stack:
@@ -89,6 +96,7 @@ def test_F82_draft_comes_back(stack: Stack, reference: Completion) -> None:
 
     ids, _ = stream_with(stack.endpoint, 60, restart)
     assert ids == reference.token_ids
+    until(lambda: stack.orchestrators[0].metrics()['specdec_pool_endpoints{pool="draft",state="up"}'] == 1, 10)
     again = answers(stack.endpoint, [Ask(PROMPT, LONG, {"seed": 5})])[0]
     assert again.token_ids == reference.token_ids
     assert again.finished.speculative.num_spec_steps > 50  # speculation resumed
@@ -133,9 +141,9 @@ def test_no_target_left_says_how_to_resume(model: Path) -> None:
         stream_with(stack.endpoint, 20, stack.targets[0].kill)
 
 
-def test_resumed_elsewhere(stack: Stack, reference: Completion) -> None:
+def test_resumed_elsewhere(unharmed: Stack, reference: Completion) -> None:
     """What a client got is continued exactly, by ids, on another orchestrator."""
-    other = stack.add_orchestrator()
+    other = unharmed.add_orchestrator()
     for cut in (1, 50, 699):
         ask = Ask(PROMPT, LONG, {"seed": 5, "output_token_ids": reference.token_ids[:cut]})
         rest = answers(other.endpoint, [ask])[0]
@@ -162,9 +170,9 @@ def leave_after(endpoint: str, tokens: int, prompt: list[int]) -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 30])
-def test_F73_client_cancels(stack: Stack, tokens: int) -> None:
-    leave_after(stack.endpoint, tokens, PROMPT * (20 if tokens == 0 else 1))
-    until(lambda: sessions(stack.targets[0]) == 0 and sessions(stack.drafts[0]) == 0, 1.0)
+def test_F73_client_cancels(unharmed: Stack, tokens: int) -> None:
+    leave_after(unharmed.endpoint, tokens, PROMPT * (20 if tokens == 0 else 1))
+    until(lambda: sessions(unharmed.targets[0]) == 0 and sessions(unharmed.drafts[0]) == 0, 1.0)
 
 
 def test_F77_orchestrator_killed(stack: Stack) -> None:
@@ -174,11 +182,11 @@ def test_F77_orchestrator_killed(stack: Stack) -> None:
     until(lambda: sessions(stack.targets[0]) == 0, 4.0)  # the lease is one second
 
 
-def test_neighbours_do_not_notice(stack: Stack, reference: Completion) -> None:
+def test_neighbours_do_not_notice(unharmed: Stack, reference: Completion) -> None:
     """Eight streams; half the clients leave."""
 
     async def run() -> list[Completion]:
-        async with Client(stack.endpoint) as client:
+        async with Client(unharmed.endpoint) as client:
 
             async def leaver(i: int) -> None:
                 events = client.generate(PROMPT, LONG, seed=i)
