@@ -39,13 +39,15 @@ PROMPTS = [[(7 * i + 3 * j) % 300 + 3 for j in range(5 + 6 * i)] for i in range(
 
 
 class TargetProcess:
-    """`python -m target_service` on free ports."""
+    """`python -m target_service` on free ports; `code` replaces the program, `BREAKING` for one."""
 
-    def __init__(self, model: Path, **settings: object) -> None:
+    def __init__(self, model: Path, code: str = "", **settings: object) -> None:
         values = {"MODEL": model, "DTYPE": "float64", "METRICS_PORT": 0, "KV_TOKENS": 8192, "LEASE_MS": 300, **settings}
         env = {name: value for name, value in os.environ.items() if not name.startswith("SPECDEC_")}
         env |= {f"SPECDEC_{name}": str(value) for name, value in values.items()} | {"OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen([sys.executable, "-m", "target_service"], env=env, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, *(("-c", code) if code else ("-m", "target_service"))], env=env, stdout=subprocess.PIPE, text=True
+        )
         watchdog = threading.Timer(READY_S, self.process.kill)
         watchdog.start()
         assert self.process.stdout is not None
@@ -63,6 +65,26 @@ class TargetProcess:
 
     def stream(self, orchestrator_id: str = "orch") -> AbstractAsyncContextManager[Stream]:
         return verify_stream(self.port, orchestrator_id)
+
+
+# The engine dies, or never returns, on the token 299.
+BREAKING = """
+import sys, time
+from target_service import __main__ as target
+
+def broken(settings, load=target.load):
+    engine, words = load(settings)
+    forward = engine.forward
+    def breaking(segments):
+        if any(299 in segment.tokens for segment in segments):
+            {fault}
+        return forward(segments)
+    engine.forward = breaking
+    return engine, words
+
+target.load = broken
+sys.exit(target.main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -315,5 +337,34 @@ async def test_sigterm_drains_and_exits_0(model: Path) -> None:
             assert len(await talk.run(10)) == 10, "who is here may finish"
             assert (await stream.status())[0] is grpc.StatusCode.OK
         assert await asyncio.to_thread(process.process.wait, 5.0) == 0
+    finally:
+        process.end()
+
+
+async def test_a_dead_engine_fails_the_calls_and_the_process(model: Path) -> None:
+    """F170: no health without an engine."""
+    process = TargetProcess(model, BREAKING.format(fault="raise RuntimeError('device lost')"), SELF_TEST="false", DRAIN_MS=60_000)
+    try:
+        async with process.stream("a") as one, process.stream("b") as two:
+            await two.send(first_step([5], sampling=GREEDY))
+            await two.answer()
+            await one.send(first_step([5, 299], sampling=GREEDY))
+            for stream in (one, two):
+                code, details = await stream.status()
+                assert code is grpc.StatusCode.INTERNAL and "device lost" in details
+        assert await asyncio.to_thread(process.process.wait, 10.0) == 1
+    finally:
+        process.end()
+
+
+async def test_a_hung_engine_shows_in_the_beats_and_cannot_keep_the_process(model: Path) -> None:
+    process = TargetProcess(model, BREAKING.format(fault="time.sleep(3600)"), SELF_TEST="false", DRAIN_MS=500)
+    try:
+        async with process.stream() as stream:
+            await stream.send(first_step([5, 299], sampling=GREEDY))
+            while not stream.beats or stream.beats[-1].running_step_ms < 500:
+                await stream.listen()
+            process.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.process.wait, 15.0) == 1
     finally:
         process.end()
