@@ -28,21 +28,21 @@ def tiny_llama(seed: int = 0, *, layers: int = 2, vocab: int = 128, window: int 
     """transformers' LlamaForCausalLM in float64: hidden 64, 4 query heads on 2 K/V heads of 16. EOS is 2."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return _drawn(LlamaForCausalLM, LlamaConfig(**_shape(layers, vocab, window), **overrides), seed)
+    return _drawn(LlamaForCausalLM, LlamaConfig(**{**_shape(layers, vocab, window), **overrides}), seed)
 
 
 def tiny_qwen3(seed: int = 0, *, layers: int = 2, vocab: int = 128, window: int = 1024, **overrides: Any) -> Any:
     """As tiny_llama, with a norm on every query and key head."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    return _drawn(Qwen3ForCausalLM, Qwen3Config(**_shape(layers, vocab, window), **overrides), seed)
+    return _drawn(Qwen3ForCausalLM, Qwen3Config(**{**_shape(layers, vocab, window), **overrides}), seed)
 
 
 def tiny_mistral(seed: int = 0, *, layers: int = 2, vocab: int = 128, window: int = 1024, **overrides: Any) -> Any:
     """As tiny_llama; no sliding window unless `sliding_window` says so."""
     from transformers import MistralConfig, MistralForCausalLM
 
-    return _drawn(MistralForCausalLM, MistralConfig(**_shape(layers, vocab, window), **{"sliding_window": None, **overrides}), seed)
+    return _drawn(MistralForCausalLM, MistralConfig(**{**_shape(layers, vocab, window), "sliding_window": None, **overrides}), seed)
 
 
 def tiny_gpt2(seed: int = 0, *, layers: int = 2, vocab: int = 128, window: int = 1024, **overrides: Any) -> Any:

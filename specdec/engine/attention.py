@@ -26,7 +26,8 @@ KEY_BLOCK = 32
 
 
 class Group(NamedTuple):
-    """Query blocks of one slot that see the same keys. `keys_values[layer]` = ([1, kv, keys, dim], the same); `mask` [blocks, 1, rows, keys]."""
+    """Query blocks of one slot that see the same keys. `keys_values[layer]` = keys and values, [1, kv, keys, dim] each;
+    `mask` [blocks, 1, rows * fold, keys]."""
 
     blocks: int
     keys_values: list[tuple[Tensor, Tensor]]
@@ -34,8 +35,9 @@ class Group(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where each row's queries go. `into`: for every (block, kv head, row of the block, query head of it) the index of (row, head);
-    `back`: its inverse. `written[segment]` = where new keys and values are put, [layers, 2 * kv, n, dim]; `writable[segment][layer]` the same."""
+    """Where the rows of a batch go. `into`: for every (block, kv head, row of the block, query head of it) the index of (row, head);
+    `back`: its inverse. `written[segment]` = the places of new keys and values, [layers, 2 * kv, n, dim]; `writable[segment]` = the same
+    by layer; `spans[segment]` = its rows."""
 
     groups: list[Group]
     into: Tensor

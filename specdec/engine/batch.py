@@ -31,7 +31,8 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The flattened batch: one entry per row in `tokens` and `positions`; `firsts[i]` = first row of segment i; `scored` = rows with logits."""
+    """The flattened batch: one entry per row in `tokens` and `positions`, `scored` = rows with logits; one entry per segment in `firsts`
+    (its first row) and `scored_counts`."""
 
     segments: tuple[Segment, ...]
     tokens: list[int]

@@ -38,7 +38,7 @@ class GenericModel:
         self._broken = torch.zeros(0, dtype=torch.bool)
         linears.guard.up = True  # no cheap place to notice a NaN here
         if linears.dtype == "int8":
-            _quantise(module, linears)
+            quantise(module, linears)
         if linears.dtype == "float64":
             _use_exact_norms(module)
         name = f"specdec_ragged_{next(_names)}"
@@ -64,7 +64,7 @@ class GenericModel:
         return (logits if self._keep else logits[some])[: len(scored)]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float | None) -> Tensor:
-        """q [1, heads, rows, dim], k and v [1, kv, rows, dim] → [1, rows, heads, dim]. Rows once broken stay so and are written as zeros."""
+        """q [1, heads, rows, dim], k and v [1, kv, rows, dim] → [1, rows, heads, dim]. A broken row stays so; zeros are written."""
         assert self._plan is not None
         self._calls += 1
         keys_values = torch.cat([k[0], v[0]]).transpose(0, 1)
@@ -108,7 +108,7 @@ class RowLinear(nn.Module):
         return self._linear(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
-def _quantise(module: Any, linears: Linears) -> None:
+def quantise(module: Any, linears: Linears) -> None:
     """Every linear layer by its row-wise int8 product."""
     for path, child in list(module.named_modules()):
         if type(child) is nn.Linear:

@@ -40,7 +40,7 @@ def examine(engine: Engine) -> bool:
 def _feed(
     engine: Engine, tokens: Sequence[int], tail: int, cuts: Sequence[int], crowd: int = 0, draw: random.Random | None = None
 ) -> Tensor:
-    """Logits [tail, columns] of the last rows, fed in `cuts`; with a crowd: neighbours of other lengths, refused tokens behind every cut."""
+    """Logits [tail, columns] of the last rows, fed in `cuts`. A crowd: neighbours of other lengths, and refused tokens behind the cuts."""
     draw = draw or random.Random(1)
     vocab, kv = engine.info.vocab_size, engine.kv
     slot, neighbours = kv.open(), [kv.open() for _ in range(crowd)]

@@ -1,4 +1,5 @@
-"""Our own forward of the Llama shape: Llama, SmolLM2, Mistral without a window, Qwen2, Qwen3. Query/key/value and gate/up are one product each.
+"""Our own forward of the Llama shape: Llama, SmolLM2, Mistral without a window, Qwen2, Qwen3. Query, key and value are one product, and so
+are gate and up.
 
 Rotary embedding is a complex product: dimensions i and i + dim/2 of a head turn together, so the rows of the query and key weights are put
 in that order once, at load, and each pair is a complex number (Su et al. 2021, arXiv 2104.09864, eq. 34). Scores do not notice, since
@@ -63,7 +64,8 @@ class LeanModel:
         self._layers = [_layer(shape, weights, linears, self._dtype, i) for i in range(shape.layers)]
         self._norm = RmsNorm(weights["model.norm.weight"], shape.eps, self._dtype)
         head = embedding if shape.tied else weights["lm_head.weight"]
-        self._head = linears.make(head if head_ids is None else head[head_ids])
+        head = head if head_ids is None else head[head_ids]
+        self._head, self._columns = linears.make(head), len(head)
         self._turns = _turns(shape, window, torch.complex128 if self._dtype == torch.float64 else torch.complex64)
 
     def run(self, layout: Layout, plan: Plan) -> Tensor:
@@ -83,6 +85,8 @@ class LeanModel:
         return self._score(layout, hidden)
 
     def _score(self, layout: Layout, hidden: Tensor) -> Tensor:
+        if not layout.scored:
+            return hidden.new_empty(0, self._columns)
         if len(layout.scored) < layout.rows:
             hidden = hidden[torch.tensor(layout.scored, dtype=torch.int64)]
         return self._head(self._norm(hidden))
@@ -114,7 +118,7 @@ class LeanModel:
 def _turned(heads: Tensor, turn: Tensor) -> Tensor:
     """heads [rows, heads, dim], turn [rows, heads, dim / 2] complex → [rows, heads, dim]"""
     exact = heads if heads.dtype != torch.bfloat16 else heads.float()
-    product = torch.view_as_real(torch.view_as_complex(exact.unflatten(-1, (-1, 2))) * turn)
+    product = torch.view_as_real(torch.view_as_complex(exact.view(*heads.shape[:-1], -1, 2)) * turn)
     return product.flatten(-2).to(heads.dtype)
 
 

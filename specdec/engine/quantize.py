@@ -1,9 +1,9 @@
 """Matrix products whose rows do not know of each other.
 
-*int8*: torch's fast dynamic kernel takes one scale for the whole activation matrix, so a row with an outlier ruins all others and the answer
-depends on the batch. Here every row is divided by its own largest magnitude, two constant columns of +1 and -1 (with zero weights) pin the
-matrix's range, and the magnitude is multiplied back: one scale per row through the same kernel. Sums of integers are exact, so a row has the
-same bits in any batch.
+*int8*: torch's fast dynamic kernel takes one scale for the whole activation matrix: a row with an outlier coarsens all others, and answers
+depend on the batch. Here every row is divided by its own largest magnitude, two constant columns of +1 and -1 (with zero weights) pin the
+matrix's range, and the magnitude is multiplied back: one scale per row through the same kernel. Sums of integers are exact, so a row has
+the same bits in any batch.
 
 *float32, float64*: a row's bits depend on how many rows the product has, and not on the row's place. So all products have SLAB_ROWS rows,
 the last one padded.
@@ -119,7 +119,7 @@ class SlabLinear:
     def __call__(self, x: Tensor) -> Tensor:
         n = x.shape[0]
         padded = F.pad(x, (0, 0, 0, -n % SLAB_ROWS)) if n % SLAB_ROWS else x
-        slabs = [F.linear(slab, self._weight, self._bias) for slab in padded.split(SLAB_ROWS)]
+        slabs = [F.linear(slab, self._weight, self._bias) for slab in torch.split(padded, SLAB_ROWS)]
         return (slabs[0] if len(slabs) == 1 else torch.cat(slabs))[:n]
 
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:

@@ -42,4 +42,4 @@ class RaggedEngine:
         logits = self._model.run(layout, self._attention.plan(layout, self.kv))
         for slot, end in ends.items():
             self.kv.slot(slot).length = end
-        return list(logits.split(layout.scored_counts))
+        return list(torch.split(logits, layout.scored_counts))

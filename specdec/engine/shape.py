@@ -68,12 +68,12 @@ def _frequencies(config: Mapping[str, Any], dim: int) -> Tensor | str:
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     if config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0)) != 1.0:
         return "only a part of each head is rotated"
-    frequencies = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    frequencies: Tensor = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return frequencies
     if kind == "linear":
-        return frequencies / rope["factor"]
+        return frequencies / float(rope["factor"])
     if kind == "llama3":
         return _llama3(frequencies, rope)
     return f"rope type {kind!r} is not default, linear or llama3"
@@ -83,8 +83,9 @@ def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
     """Llama 3.1: long waves are slowed by `factor`, short ones kept, those between blended."""
     waves = 2 * math.pi / frequencies
     original, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
-    keep = ((original / waves - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - keep) * frequencies / rope["factor"] + keep * frequencies
+    keep = ((float(original) / waves - low) / (high - low)).clamp(0.0, 1.0)
+    blended: Tensor = (1 - keep) * frequencies / float(rope["factor"]) + keep * frequencies
+    return blended
 
 
 def refuse_if_unable_to_roll_back(config: Mapping[str, Any], window: int) -> None:

@@ -22,8 +22,8 @@ class FolderWeights(Mapping[str, Tensor]):
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise UnsupportedModel(f"{folder} has no .safetensors file")
-        opened = [safe_open(file, framework="pt") for file in files]
-        self._file_of = {name: file for file in opened for name in file.keys()}
+        opened: list[Any] = [safe_open(file, framework="pt") for file in files]
+        self._file_of = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - not a dictionary
 
     def __getitem__(self, name: str) -> Tensor:
         tensor: Tensor = self._file_of[name].get_tensor(name)
