@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="specdec-demo-") as logs, Supervisor(Path(logs), _teller(began)) as supervisor:
         _say(paint.heading("Starting a target, a draft and an orchestrator", colour))
+        _say(f"  target: {arguments.target_model}, draft: {arguments.draft_model}, {_placed(chosen.pins)}")
         try:
             children = chosen.start(supervisor)
             with supervisor.interruptible():
@@ -88,6 +89,10 @@ def default_pins(cpus: Sequence[int]) -> dict[str, str]:
     if len(cpus) < 2:
         return {}
     return {"target": str(cpus[0]), "draft": str(cpus[1]), "orchestrator": str(cpus[1])}
+
+
+def _placed(pins: dict[str, str]) -> str:
+    return "; ".join(f"{role} on core {cpu}" for role, cpu in pins.items()) or "all on one core: expect little"
 
 
 def load_prompts() -> list[Prompt]:

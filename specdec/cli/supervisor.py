@@ -27,6 +27,7 @@ from specdec.runtime.settings import inherited
 
 _READY = re.compile(r"ready role=(\w+) host=(\S+) port=(\d+) metrics_port=(-?\d+) pid=(\d+)")
 START_TIMEOUT_S = 180.0
+PROGRESS_S = 3.0  # between two words about what is still loading
 STOP_TIMEOUT_S = 15.0  # per wave, then SIGKILL
 KILL_TIMEOUT_S = 5.0
 TAIL_LINES = 15
@@ -109,18 +110,22 @@ class Supervisor:
     def start(self, plans: Sequence[Plan]) -> list[Child]:
         """All of them at once; returns when all are ready. Raises Unavailable with the last log lines of one that ended, Interrupted."""
         started = [self._spawn(plan) for plan in plans]
-        waiting = {child.plan.name for child in started}
-        deadline = time.monotonic() + START_TIMEOUT_S
+        waiting = {child.plan.name: child for child in started}
+        began = time.monotonic()
         while waiting:
-            event = self._next(deadline - time.monotonic())
+            event = self._next(PROGRESS_S)
             if isinstance(event, Signalled):
                 raise Interrupted
             if isinstance(event, Ended):
                 raise Unavailable(_obituary(event))
-            if event is None:
-                raise Unavailable(f"{', '.join(sorted(waiting))} not ready after {START_TIMEOUT_S:g} s; logs are in {self._logs}")
-            waiting.discard(event.child.plan.name)
-            self._tell(f"{event.child.plan.name} ready on {event.child.endpoint}, pid {event.child.process.pid}")
+            if event is not None:
+                del waiting[event.child.plan.name]
+                self._tell(f"{event.child.plan.name} ready on {event.child.endpoint}, pid {event.child.process.pid}")
+            elif time.monotonic() - began < START_TIMEOUT_S:
+                self._tell(f"loading: {', '.join(waiting)}")
+            else:
+                last = "\n".join(f"{name}, its last lines:\n{tail(child.log)}" for name, child in waiting.items())
+                raise Unavailable(f"not ready after {START_TIMEOUT_S:g} s: {last}")
         return started
 
     def watch(self) -> Iterator[Ended | Signalled]:

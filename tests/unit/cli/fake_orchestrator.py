@@ -1,0 +1,86 @@
+"""An orchestrator without pools: answers with a script, or with what the prompt asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from specdec import wire
+from specdec.errors import InvalidRequest, Overloaded
+from specdec.runtime.server import Runtime, Service, serve
+from specdec.runtime.settings import CommonSettings
+from specdec.terms import Origin
+from specdec.v1 import common_pb2, generation_pb2, generation_pb2_grpc
+
+PIECES = ((10, "Hel", Origin.PLAIN), (11, "lo ", Origin.ACCEPTED), (12, "wörld", Origin.BONUS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(CommonSettings):
+    pass
+
+
+class Scripted(generation_pb2_grpc.GenerationServiceServicer):
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        sampling = wire.sampling_from_wire(request.sampling)
+        match request.text:
+            case "invalid":
+                raise InvalidRequest("sampling.top_p", "must be in (0, 1]")
+            case "full":
+                raise Overloaded("all places are taken", 250)
+            case "cut":
+                yield started(request)
+                return
+            case "slow":
+                yield started(request)
+                await asyncio.sleep(30)
+        yield started(request)
+        for token, text, origin in PIECES[len(request.output_token_ids) :]:
+            yield delta(token, text, origin, sampling.logprobs)
+        yield finished(request, sampling)
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:
+        info = common_pb2.ModelInfo(model="fake", vocab_size=20)
+        return generation_pb2.GetModelInfoResponse(info=info, draft_available=True, num_speculative_tokens=3)
+
+    async def Tokenize(self, request: Any, context: Any) -> Any:
+        turns = [len(m.content) for m in request.messages.messages]
+        return generation_pb2.TokenizeResponse(token_ids=turns or [len(request.text), int(request.add_special_tokens)])
+
+    async def Detokenize(self, request: Any, context: Any) -> Any:
+        return generation_pb2.DetokenizeResponse(text=f"{list(request.token_ids)} {request.skip_special_tokens}")
+
+
+def started(request: Any) -> Any:
+    seed = request.seed if request.HasField("seed") else 2**64 - 1
+    return generation_pb2.GenerateResponse(started=generation_pb2.Started(request_id="r", seed=seed, prompt_tokens=5, model="fake"))
+
+
+def delta(token: int, text: str, origin: Origin, logprobs: int | None) -> Any:
+    entries = [] if logprobs is None else [common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[1] * logprobs, top_logprobs=[-0.25] * logprobs)]
+    message = generation_pb2.Delta(token_ids=[token], text=text, origins=[wire.origin_to_wire(origin)], logprobs=entries)
+    return generation_pb2.GenerateResponse(delta=message)
+
+
+def finished(request: Any, sampling: Any) -> Any:
+    k = request.num_speculative_tokens if request.HasField("num_speculative_tokens") else 3
+    message = generation_pb2.Finished(
+        finish_reason=common_pb2.FINISH_REASON_LENGTH,
+        usage=generation_pb2.Usage(prompt_tokens=5, completion_tokens=3),
+        speculative=generation_pb2.SpeculativeStats(
+            mean_acceptance_length=2.5, acceptance_histogram=[0, 1], num_draft_tokens=k, hit_rate=0.5, num_spec_steps=1
+        ),
+        settings=generation_pb2.EffectiveSettings(sampling=wire.sampling_to_wire(sampling), num_speculative_tokens=k),
+    )
+    return generation_pb2.GenerateResponse(finished=message)
+
+
+async def build(settings: Settings, runtime: Runtime) -> Service:
+    return Service(add=lambda server: generation_pb2_grpc.add_GenerationServiceServicer_to_server(Scripted(), server))
+
+
+if __name__ == "__main__":
+    sys.exit(serve("orchestrator", Settings, build))

@@ -1,0 +1,172 @@
+"""The command line without a system: help, the JSON contract of `generate`, refused input, how the demo draws."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from specdec.cli import demo, paint
+from specdec.cli.main import main
+from specdec.cli.system import System, parse_pins
+from specdec.errors import InvalidRequest
+from specdec.terms import Origin
+
+pytestmark = pytest.mark.unit
+A, T = Origin.ACCEPTED, Origin.CORRECTED
+
+
+def test_help_is_grouped_and_fast() -> None:
+    """Neither torch nor gRPC is loaded for it."""
+    script = "import sys\nfrom specdec.cli.main import main\ntry: main(['generate', '--help'])\nexcept SystemExit: pass\n"
+    check = script + "assert not {'torch', 'grpc', 'numpy', 'transformers'} & set(sys.modules), sys.modules"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0 and "--resume-ids" in done.stdout, done.stderr
+
+
+def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert text.index("run:") < text.index("demo") < text.index("use:") < text.index("generate") < text.index("measure:")
+
+
+def test_no_file_of_the_command_imports_torch() -> None:
+    folder = Path(str(paint.__file__)).parent
+    for path in folder.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = (
+                [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
+            )
+            assert not [n for n in names if n and n.split(".")[0] in ("torch", "transformers", "grpc")], path
+
+
+# ---------------------------------------------------------------- generate
+
+
+def test_json_contract(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--max-tokens", "3", "--temperature", "0", "--seed", "7", "--logprobs", "1", "--no-spec", "--json"]
+    assert main(["generate", "--endpoint", endpoint, "--prompt", "hi", *flags]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    report = json.loads(line)
+    assert list(report) == [
+        "text", "token_ids", "logprobs", "seed", "model", "finish_reason", "usage", "timing", "speculative",
+    ]  # fmt: skip
+    assert (report["text"], report["token_ids"], report["seed"], report["model"]) == ("Hello wörld", [10, 11, 12], 7, "fake")
+    assert report["logprobs"][0] == {"logprob": -0.5, "top_ids": [1], "top_logprobs": [-0.25]} and report["finish_reason"] == "length"
+    assert report["usage"] == {"prompt_tokens": 5, "completion_tokens": 3}
+    assert 0 < report["timing"]["ttft_s"] <= report["timing"]["total_s"]
+    assert list(report["speculative"]) == [
+        "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_draft_tokens",
+        "num_accepted_draft_tokens", "num_spec_steps", "num_spec_tokens", "hit_rate",
+    ]  # fmt: skip
+    assert report["speculative"]["num_draft_tokens"] == 0  # --no-spec is the same as --num-speculative-tokens 0
+
+
+def test_plain_text_streams(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--endpoint", endpoint, "--token-ids", "[1, 2]", "--resume-ids", "[10]"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "lo wörld\n" and "mean acceptance length 2.50" in captured.err
+
+
+def test_prompt_from_standard_input_and_chat(endpoint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("hi")
+    assert main(["generate", "--endpoint", endpoint, "--prompt-file", str(tmp_path / "p")]) == 0
+    messages = '[{"role": "user", "content": "hi"}]'
+    assert main(["generate", "--endpoint", endpoint, "--messages", messages, "--num-speculative-tokens", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["speculative"]["num_draft_tokens"] == 5
+
+
+REFUSED = {
+    "sampling.top_p: must be in (0, 1]": ["--prompt", "invalid"],
+    "--token-ids: must be a JSON list": ["--token-ids", "1,2"],
+    "--token-ids: must be a JSON list of whole": ["--token-ids", '["a"]'],
+    "--messages: each turn": ["--messages", '[{"role": "user"}]'],
+    "--messages: each": ["--messages", "[]"],
+    "--resume-ids": ["--prompt", "x", "--resume-ids", "{}"],
+    "seed: ": ["--prompt", "x", "--seed", "-1"],
+    "sampling.max_tokens": ["--prompt", "x", "--max-tokens", "-1"],
+    "--prompt-file: /nonexistent": ["--prompt-file", "/nonexistent"],
+    "all places are taken": ["--prompt", "full"],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_refused_input_exits_2_with_field_and_remedy(words: str, endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--endpoint", endpoint, *REFUSED[words]]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("specdec generate: ") and words in captured.err and captured.out == ""
+
+
+# ---------------------------------------------------------------- up, demo, bench-step
+
+
+def test_missing_models_say_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for words in (["up"], ["demo"]):
+        assert main([*words, "--target-model", str(tmp_path)]) == 2
+        assert "--target-model" in (err := capsys.readouterr().err) and "make setup" in err
+    assert main(["bench-step", "--model", str(tmp_path)]) == 2
+    assert "make setup" in capsys.readouterr().err
+    assert main(["bench-step", "--rows", "1,x"]) == 2
+
+
+def test_pins() -> None:
+    assert parse_pins("") == {}
+    assert parse_pins("target=0,draft=1,orchestrator=1") == {"target": "0", "draft": "1", "orchestrator": "1"}
+    assert parse_pins("target=0-2+7") == {"target": "0,1,2,7"}
+    for bad in ("target", "target=", "target=a", "other=1"):
+        with pytest.raises(InvalidRequest):
+            parse_pins(bad)
+    assert demo.default_pins([0]) == {} and demo.default_pins([3, 5, 7]) == {"target": "3", "draft": "5", "orchestrator": "5"}
+
+
+def test_plans_carry_only_known_settings() -> None:
+    from specdec.runtime import names
+
+    system = System(num_speculative_tokens=4, pins={"target": "0"}, targets=2)
+    plans = [*system.pool_plans(), system.orchestrator_plan([])]
+    assert [plan.name for plan in plans] == ["target-0", "target-1", "draft-0", "orchestrator-0"]
+    assert all(plan.settings.keys() <= names.SETTINGS[plan.role] for plan in plans)
+    assert plans[2].settings["NICE"] == "10" and plans[3].settings["NUM_SPECULATIVE_TOKENS"] == "4"
+
+
+def test_the_demo_has_one_prompt_of_each_kind() -> None:
+    assert [prompt.kind for prompt in demo.load_prompts()] == ["code", "json", "chat", "creative"]
+
+
+BYTES = {0: b"de", 1: b"f ", 2: "ü".encode()[:1], 3: "ü".encode()[1:], 4: b"x", 5: b"\n"}
+
+
+def decode(ids: Sequence[int]) -> str:
+    return b"".join(BYTES[i] for i in ids).decode(errors="replace")
+
+
+def paint_all(colour: bool, *tokens: tuple[int, Origin]) -> str:
+    painter = paint.Painter(decode, colour)
+    return "".join(painter.feed([token], [origin]) for token, origin in tokens) + painter.end()
+
+
+def test_marks_and_colours() -> None:
+    tokens = ((0, T), (1, A), (4, A), (5, T))
+    assert paint_all(False, *tokens) == "de‹f x›\n"
+    assert paint_all(True, *tokens) == f"de{paint.GREEN}f x{paint.RESET}\n"
+    assert paint_all(False, (4, A)) == "‹x›"
+
+
+def test_a_character_of_two_tokens_is_shown_once_whole() -> None:
+    assert paint_all(False, (4, T), (2, A), (3, T), (4, T)) == "xüx"
+
+
+def test_long_texts_are_shown_once() -> None:
+    tokens = [(i % 2, A if i % 3 else T) for i in range(200)] + [(2, A), (3, A)]
+    plain = paint_all(False, *tokens).replace("‹", "").replace("›", "")
+    assert plain == decode([token for token, _ in tokens])
+
+
+def test_table() -> None:
+    assert paint.table([["a", "b"], ["long", "1"]]) == "a     b\n----  -\nlong  1"
