@@ -12,7 +12,7 @@ class Metrics:
 
     def __init__(self, telemetry: Telemetry, drafter: Drafter) -> None:
         self._tally = drafter.tally
-        self._tokens = telemetry.counter("specdec.draft.tokens")
+        self._tokens = telemetry.counter("specdec.draft.proposed_tokens")
         self._wasted = telemetry.counter("specdec.draft.wasted_tokens")
         self._broken = telemetry.counter("specdec.proposals.rejected")
         self._rows = telemetry.histogram("specdec.batch.size")

@@ -62,6 +62,7 @@ METRICS: dict[str, Metric] = {
     "specdec.lookahead.stale": _counter("{proposal}", "Proposals whose prefix no longer was one."),
     "specdec.proposals.rejected": _counter("{proposal}", "Proposals that could not be used: malformed, unknown ids.", "reason"),
     "specdec.draftless.rounds": _counter("{round}", "Rounds without a block, by why.", "reason"),
+    "specdec.draft.proposed_tokens": _counter("{token}", "Tokens a draft produced, verified or not."),
     "specdec.draft.wasted_tokens": _counter("{token}", "Drafted tokens that no target verified."),
     "specdec.round.duration": _histogram("s", "Time of a round by phase: queue, engine, wire, wait.", SECONDS, "phase"),
     "specdec.step.duration": _histogram("s", "Engine steps.", SECONDS),

@@ -376,7 +376,7 @@ async def test_metrics_are_served(process: Process, stream: Stream) -> None:
     writer.close()
     await writer.wait_closed()
     for name in (
-        "specdec_draft_tokens",
+        "specdec_draft_proposed_tokens",
         "specdec_draft_wasted_tokens",
         "specdec_batch_size",
         "specdec_sessions",
