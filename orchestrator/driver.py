@@ -24,7 +24,7 @@ from orchestrator.peers import DRAFT, TARGET, Heard, Peer
 from orchestrator.placement import Candidate, choose
 from orchestrator.settings import OrchestratorSettings
 from specdec import terms
-from specdec.errors import AlreadyExists, InternalFault, Mismatch, SpecdecError, Unavailable
+from specdec.errors import AlreadyExists, InternalFault, InvalidRequest, Mismatch, SpecdecError, Unavailable
 
 MAX_UNDELIVERED = 512  # decided tokens that may wait for a client before its generation is held
 DRAIN_POLL_S = 0.05
@@ -339,8 +339,14 @@ class Driver:
         if not isinstance(said, terms.Proposal):
             return True
         size = self._model.vocab_size if self._model is not None else 0
-        if said.tokens and max(said.tokens) < size:
-            return True
+        try:
+            for q in said.distributions:
+                if q is not None:
+                    q.check(size)  # the target checks it too, and would fail the session for it
+            if said.tokens and max(said.tokens) < size:
+                return True
+        except InvalidRequest as error:
+            log.debug("unusable proposal: %s", error)
         self.observer.count("broken", 1)
         return False
 

@@ -7,6 +7,7 @@ is silent for `SILENCE_TICKS` ticks is lost; ticks are counted by our own clock,
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ DIAL_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 2.0
 MISMATCH_BACKOFF_S = 10.0  # a server of another model will not change its mind soon
 MAX_OUTBOX = 16_384  # commands that may wait for a slow socket before the peer counts as lost
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,11 @@ class Peer:
             except Mismatch as error:
                 reason, backoff = str(error), MISMATCH_BACKOFF_S
             except (SpecdecError, grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError, OSError) as error:
+                reason = _reason(error)
+            except asyncio.InvalidStateError:  # what grpc.aio raises for a write on a call that has just ended
+                reason = "the peer ended the stream"
+            except Exception as error:  # a defect must not end the one task that dials, nor leave its sessions untold
+                log.exception("a connection failed", extra={"pool": self.dialect.pool, "peer": self.name})
                 reason = _reason(error)
             finally:
                 was_up, self.connected = self.connected, False

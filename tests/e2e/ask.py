@@ -22,18 +22,19 @@ class Ask:
 
 def answers(endpoint: str, asks: Sequence[Ask], at_once: int = 8) -> list[Completion]:
     """Answers in the order of the questions."""
+    return asyncio.run(gather_answers(endpoint, asks, at_once))
 
-    async def all_of_them() -> list[Completion]:
-        limit = asyncio.Semaphore(at_once)
-        async with Client(endpoint) as client:
 
-            async def one(ask: Ask) -> Completion:
-                async with limit:
-                    return await client.complete(ask.prompt, ask.sampling, timeout_s=TIMEOUT_S, **ask.options)
+async def gather_answers(endpoint: str, asks: Sequence[Ask], at_once: int = 8) -> list[Completion]:
+    """The same inside a running event loop."""
+    limit = asyncio.Semaphore(at_once)
+    async with Client(endpoint) as client:
 
-            return await asyncio.gather(*map(one, asks))
+        async def one(ask: Ask) -> Completion:
+            async with limit:
+                return await client.complete(ask.prompt, ask.sampling, timeout_s=TIMEOUT_S, **ask.options)
 
-    return asyncio.run(all_of_them())
+        return await asyncio.gather(*map(one, asks))
 
 
 def same(got: Completion, want: Completion) -> None:

@@ -1,0 +1,364 @@
+"""F51: a draft that says anything at all. The text is the target's alone, nothing falls over, and what was wrong is counted.
+
+Every lie is told beside right proposals, so that the streams it meets do speculate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import struct
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from specdec.client import Completion
+from specdec.terms import FinishReason, RejectionMethod, SamplingParams
+from specdec.v1 import common_pb2, draft_pb2
+from specdec.vocabulary import vocabulary
+from tests.e2e.ask import Ask, gather_answers, same
+from tests.e2e.hostile import Behaviour, HangUp, Held, HostileDraft, Said, distribution, honest
+from tests.e2e.stack import Stack, running
+from tests.tiny import save_tiny
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+VOCAB = 320
+FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
+NUM_TOKENS = 24
+K = 3
+PROMPTS = ([10, 11, 12], list(range(40, 75)), [200])
+REJECTED, STALE = "specdec_proposals_rejected_total", "specdec_lookahead_stale_total"
+
+
+# ---------------------------------------------------------------- lies about tokens and names
+
+
+def wrong(held: Held, draw: random.Random) -> list[int]:
+    """Legal ids, none of them the right one."""
+    right = held.ahead(K) or [0] * K
+    return [(token + draw.randrange(1, VOCAB - 1)) % VOCAB for token in right]
+
+
+def ids_at(first: int) -> Behaviour:
+    return lambda held, draw: [held.proposal([first] * K), held.proposal([*held.ahead(1), first])]
+
+
+def too_many(held: Held, draw: random.Random) -> Iterable[Said]:
+    yield held.proposal([*held.ahead(2), *(draw.randrange(VOCAB) for _ in range(K + 5))])
+    yield held.proposal([draw.randrange(VOCAB) for _ in range(3000)])
+
+
+def another_session(held: Held, draw: random.Random) -> Iterable[Said]:
+    """Right tokens under another's name, with the right prefix of either."""
+    for name, other in held.others.items():
+        if name != held.open.session_id:
+            yield held.proposal(held.ahead(K), session_id=name, epoch=other.open.epoch)
+            yield other.proposal(held.ahead(K) or [1, 2])
+    yield held.proposal(held.ahead(K), session_id="nobody")
+    yield held.proposal(held.ahead(K), session_id="x" * 5000)
+
+
+def another_epoch(held: Held, draw: random.Random) -> Iterable[Said]:
+    for epoch in (0, held.open.epoch + 1, 2**32 - 1):
+        yield held.proposal(wrong(held, draw), epoch=epoch)
+
+
+def another_place(held: Held, draw: random.Random) -> Iterable[Said]:
+    """The right hash at the wrong length, the wrong hash at the right length."""
+    length = len(held.tokens)
+    for wrong_length in (0, length - 1, length + 1, 2**32 - 1):
+        yield held.proposal(held.ahead(K) or [5], prefix_length=wrong_length)
+    for wrong_hash in (0, 2**64 - 1, draw.getrandbits(64)):
+        yield held.proposal(held.ahead(K) or [5], prefix_hash=wrong_hash)
+
+
+def rewritten_past(held: Held, draw: random.Random) -> Iterable[Said]:
+    """True names of older prefixes, followed by what was never decided there."""
+    for back in (1, 2, 5):
+        if len(held.tokens) > back:
+            yield held.proposal(wrong(held, draw) * 3, at=len(held.tokens) - back)
+
+
+def repeated(held: Held, draw: random.Random) -> Iterable[Said]:
+    """The same thing fifty times, then contradictions of it."""
+    first = held.proposal([*held.ahead(1), *wrong(held, draw)])
+    yield draft_pb2.DraftResponse(events=[first] * 50)
+    for _ in range(5):
+        yield held.proposal(wrong(held, draw))
+
+
+def confident(held: Held, draw: random.Random) -> Iterable[Said]:
+    for values in ([float("nan")] * K, [-1.0] * K, [7.0] * K, [float("inf")] * K, [0.5]):
+        yield held.proposal(wrong(held, draw), confidences=values)
+
+
+def shapeless(held: Held, draw: random.Random) -> Iterable[Said]:
+    """Events of no kind, of a kind from the future, and messages that hold nothing."""
+    yield draft_pb2.DraftEvent()
+    yield draft_pb2.DraftEvent.FromString(b"\x7a\x03abc")
+    yield draft_pb2.DraftResponse()
+    yield draft_pb2.DraftResponse(load=draft_pb2.Load(needed_work_share=float("nan"), kv_used_tokens=2**64 - 1))
+
+
+# ---------------------------------------------------------------- lies about distributions
+
+
+def distributions(held: Held, draw: random.Random) -> Iterable[Said]:
+    """One lie about q at a time, in the first or the last slot."""
+    tokens = held.ahead(K) or wrong(held, draw)
+    x = tokens[0]
+    nan, inf, tiny = float("nan"), float("inf"), 1e-30
+    lies = [
+        common_pb2.DraftDistribution(ids=[x, 5], probs=b"\0\0\x80?"),
+        common_pb2.DraftDistribution(ids=[x], probs=b"\0\0\x80"),
+        common_pb2.DraftDistribution(ids=[], probs=b"\0\0\x80?"),
+        common_pb2.DraftDistribution(ids=[x], probs=struct.pack(">f", 1.0)),
+        distribution([x], [nan]),
+        distribution([x, (x + 1) % VOCAB], [inf, 0.0]),
+        distribution([x, (x + 1) % VOCAB], [2.0, -1.0]),
+        distribution([x], [0.5]),
+        distribution([x], [0.0]),
+        distribution([x, (x + 1) % VOCAB], [1.0, 1.0]),
+        distribution([x, x], [0.5, 0.5]),
+        distribution([x, VOCAB], [0.5, 0.5]),
+        distribution([x, 2**32 - 1], [1.0, 0.0]),
+        distribution([(x + 1) % VOCAB], [1.0]),
+        distribution([x, (x + 1) % VOCAB], [tiny, 1.0]),
+        distribution(list(range(VOCAB)) * 300, [1 / (300 * VOCAB)] * (300 * VOCAB)),
+    ]
+    lie, fair = draw.choice(lies), distribution([tokens[-1]], [1.0])
+    if len(tokens) == 1 or draw.random() < 0.5:
+        yield held.proposal(tokens, distributions=[lie, *(distribution([t], [1.0]) for t in tokens[1:])])
+    else:
+        last = distribution([tokens[-1], VOCAB + 7], [0.5, 0.5])
+        yield held.proposal(tokens, distributions=[*(distribution([t], [1.0]) for t in tokens[:-1]), last])
+    yield held.proposal(tokens, distributions=[fair] * (len(tokens) + 2))
+
+
+# ---------------------------------------------------------------- lies about the service
+
+
+def resync_storm(held: Held, draw: random.Random) -> Iterable[Said]:
+    yield held.resync()
+
+
+def refused_for_good(held: Held, draw: random.Random) -> Iterable[Said]:
+    yield held.refused(0)
+
+
+def refused_storm(held: Held, draw: random.Random) -> Iterable[Said]:
+    yield held.refused(1)
+    yield held.refused(2**32 - 1, reason="x" * 100_000)
+
+
+def crowded(held: Held, draw: random.Random) -> Iterable[Said]:
+    """More events than one message may hold."""
+    yield draft_pb2.DraftResponse(events=[held.proposal([VOCAB])] * 1500)
+
+
+def huge(held: Held, draw: random.Random) -> Iterable[Said]:
+    """More ids than a list may hold, once per session; and once a message that gRPC itself refuses."""
+    if not held.memory.setdefault("told", False):
+        held.memory["told"] = True
+        yield held.proposal([7] * ((1 << 20) + 1))
+
+
+def beyond_the_limit(held: Held, draw: random.Random) -> Iterable[Said]:
+    if len(held.tokens) - held.open.prompt_length in (5, 6):
+        yield held.refused(0, reason="x" * (65 << 20))
+
+
+def hanging_up(held: Held, draw: random.Random) -> Iterable[Said]:
+    if draw.random() < 0.2:
+        yield HangUp(draw.choice((None, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)))
+
+
+@dataclass(frozen=True)
+class Lie:
+    tell: Behaviour
+    counted: str | None = None  # the counter that must show it
+
+
+LIES = {
+    "one past the vocabulary": Lie(ids_at(VOCAB), REJECTED),
+    "last id": Lie(ids_at(VOCAB - 1)),
+    "2^31-1": Lie(ids_at(2**31 - 1), REJECTED),
+    "-1": Lie(ids_at(2**32 - 1), REJECTED),
+    "K+5 ids": Lie(too_many),
+    "0 ids": Lie(lambda held, draw: [held.proposal([])], REJECTED),
+    "another session": Lie(another_session, STALE),
+    "another epoch": Lie(another_epoch, STALE),
+    "another place": Lie(another_place, STALE),
+    "wrong tokens": Lie(lambda held, draw: [held.proposal(wrong(held, draw))]),
+    "rewritten past": Lie(rewritten_past, STALE),
+    "repeated": Lie(repeated, STALE),
+    "confidences": Lie(confident, REJECTED),
+    "shapeless": Lie(shapeless, REJECTED),
+    "distributions": Lie(distributions, REJECTED),
+    "resync storm": Lie(resync_storm),
+    "refused": Lie(refused_for_good),
+    "refused storm": Lie(refused_storm),
+    "crowded": Lie(crowded, REJECTED),
+    "huge": Lie(huge, REJECTED),
+    "beyond the limit": Lie(beyond_the_limit),
+    "hanging up": Lie(hanging_up),
+}
+
+
+def beside_the_truth(lie: Behaviour) -> Behaviour:
+    """The lie first, last, or alone."""
+
+    def behave(held: Held, draw: random.Random) -> Iterator[Said]:
+        place = draw.randrange(3)
+        if place == 0:
+            yield from honest(held, draw)
+        yield from lie(held, draw)
+        if place == 1:
+            yield from honest(held, draw)
+
+    return behave
+
+
+# ---------------------------------------------------------------- the scene
+
+
+@dataclass
+class Scene:
+    stack: Stack
+    draft: HostileDraft
+    reference: dict[float, list[Completion]]
+
+    def asks(self, temperature: float, **options: object) -> list[Ask]:
+        sampling = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, logprobs=2, ignore_eos=True)
+        return [Ask(prompt, sampling, {"seed": 77 + i, "num_speculative_tokens": K, **options}) for i, prompt in enumerate(PROMPTS)]
+
+    async def ask(self, asks: list[Ask]) -> list[Completion]:
+        return await gather_answers(self.stack.endpoint, asks, at_once=len(asks))
+
+    async def check_coupled(self) -> list[Completion]:
+        """Six streams at once, greedy and sampled, against the target alone."""
+        everything: list[Completion] = []
+        for temperature in (0.0, 1.0):
+            self.draft.truths = {
+                tuple(prompt): (*prompt, *answer.token_ids) for prompt, answer in zip(PROMPTS, self.reference[temperature], strict=True)
+            }
+            got = await self.ask(self.asks(temperature))
+            for mine, want in zip(got, self.reference[temperature], strict=True):
+                same(mine, want)
+            everything += got
+        return everything
+
+    async def check_standard(self) -> None:
+        """At temperature 0 the text is the same; above it, every stream has all its tokens and a good end."""
+        for got, want in zip(await self.ask(self.asks(0.0, rejection_method=RejectionMethod.STANDARD)), self.reference[0.0], strict=True):
+            same(got, want)
+        for answer in await self.ask(self.asks(1.0, rejection_method=RejectionMethod.STANDARD)):
+            assert len(answer.token_ids) == len(answer.logprobs) == NUM_TOKENS
+            assert answer.finished.finish_reason is FinishReason.LENGTH
+            assert all(0 <= token < VOCAB for token in answer.token_ids)
+
+    def count(self, metric: str) -> float:
+        return self.stack.orchestrators[0].metric(metric)
+
+    def healthy(self) -> None:
+        """Nobody fell over, nobody saw a defect."""
+        for process in (*self.stack.targets, *self.stack.orchestrators):
+            assert process.popen.poll() is None, process.log_tail()
+            entries = [json.loads(line) for line in process.log.read_text().splitlines() if line.startswith("{")]
+            assert not [entry for entry in entries if entry["level"] in ("error", "critical")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    model: Path = await asyncio.to_thread(save_tiny, tmp_path_factory.mktemp("model") / "tiny", 0)
+    draft = HostileDraft(vocabulary(model))
+    async with draft.serving() as endpoint:
+        with contextlib.ExitStack() as cleanup:
+            settings = {"DRAFTS": endpoint, "MAX_GRACE_MS": "20"}
+            stack = await asyncio.to_thread(cleanup.enter_context, running(model, None, target=FLOAT64, orchestrator=settings))
+            scene = Scene(stack, draft, {})
+            for temperature in (0.0, 1.0):
+                asks = scene.asks(temperature, disable_spec_decode=True)
+                scene.reference[temperature] = await gather_answers(stack.endpoint, asks, at_once=1)
+            yield scene
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def connected(scene: Scene) -> Scene:
+    """The draft is quiet and on the line."""
+    scene.draft.behave, scene.draft.mute = honest, False
+    deadline = time.monotonic() + 10
+    while not any(
+        value == 1 for key, value in scene.stack.orchestrators[0].metrics().items() if 'pool="draft"' in key and 'state="up"' in key
+    ):
+        assert time.monotonic() < deadline, f"the draft is not on the line: {scene.stack.orchestrators[0].metrics()}"
+        await asyncio.sleep(0.05)
+    return scene
+
+
+async def test_without_lies_it_is_a_good_draft(connected: Scene) -> None:
+    """Otherwise the lies would meet streams that do not speculate."""
+    got = await connected.check_coupled()
+    assert sum(answer.finished.speculative.num_accepted_draft_tokens for answer in got) > len(got) * NUM_TOKENS / 2
+    connected.healthy()
+
+
+@pytest.mark.parametrize("name", LIES)
+async def test_F51(connected: Scene, name: str) -> None:
+    lie = LIES[name]
+    before = connected.count(lie.counted) if lie.counted else 0
+    connected.draft.behave = beside_the_truth(lie.tell)
+    await connected.check_coupled()
+    connected.healthy()
+    assert lie.counted is None or connected.count(lie.counted) > before
+
+
+@pytest.mark.parametrize("name", ["distributions", "2^31-1", "wrong tokens", "K+5 ids", "hanging up"])
+async def test_F51_standard(connected: Scene, name: str) -> None:
+    connected.draft.behave = beside_the_truth(LIES[name].tell)
+    for _ in range(3 if name == "distributions" else 1):
+        await connected.check_standard()
+    connected.healthy()
+
+
+async def test_F51_all_at_once(connected: Scene) -> None:
+    """Any lie at any time, both methods; afterwards an honest draft is used again."""
+    tells = [lie.tell for name, lie in LIES.items() if name not in ("refused", "beyond the limit")]
+    connected.draft.behave = lambda held, draw: beside_the_truth(draw.choice(tells))(held, draw)
+    for _ in range(3):
+        await asyncio.gather(connected.check_coupled(), connected.check_standard())
+    connected.healthy()
+
+
+async def test_F51_honest_again(connected: Scene) -> None:
+    got = await connected.check_coupled()
+    assert all(answer.finished.speculative.num_accepted_draft_tokens > 0 for answer in got)
+
+
+async def test_F51_silence(connected: Scene) -> None:
+    """Not even a sign of life: the draft is given up within the silence limit, the streams never wait for it longer than a few graces."""
+    connected.draft.behave, connected.draft.mute = (lambda held, draw: ()), True
+    begun = time.monotonic()
+    await connected.check_coupled()
+    assert time.monotonic() - begun < 5
+    connected.healthy()
+
+
+async def test_F51_another_vocabulary(connected: Scene) -> None:
+    """A draft of other words is not spoken to at all."""
+    words = vocabulary(connected.stack.target_model)
+    stranger = HostileDraft(replace(words, fingerprint=bytes(reversed(words.fingerprint))))
+    stranger.behave = honest
+    async with stranger.serving() as endpoint:
+        orchestrator = await asyncio.to_thread(lambda: connected.stack.add_orchestrator(DRAFTS=endpoint))
+        got = await gather_answers(orchestrator.endpoint, connected.asks(1.0))
+    for mine, want in zip(got, connected.reference[1.0], strict=True):
+        same(mine, want)
+    assert stranger.seen["open"] == 0
