@@ -8,10 +8,12 @@ import struct
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
-from specdec.acceptance import RESIDUAL_FLOOR, accepts, check_distributions, decide, residual, verify
+from specdec.acceptance import RESIDUAL_FLOOR, accepts, check_distributions, decide, numbers_of, residual, verify
 from specdec.errors import InvalidRequest
 from specdec.sampling import Sampler, draft_choice
+from specdec.seeds import DRAFT
 from specdec.terms import DraftDistribution, DraftMethod, RejectionMethod, SamplingParams
 
 COUPLED, STANDARD = RejectionMethod.COUPLED, RejectionMethod.STANDARD
@@ -146,9 +148,40 @@ def test_distributions_must_fit_the_block_and_the_method():
         check_distributions([1], [good], 128, COUPLED)
 
 
+def shares(count, p, proposal, q, **params):
+    """How often each id comes out where the draft drew `proposal`, or, if that is None, drew from q."""
+    row = torch.tensor(p, dtype=torch.float64).log()
+    counts = np.zeros(len(p))
+    for seed in range(count):
+        s = Sampler(SamplingParams(**params), seed, len(p), [], [1])
+        x = proposal if proposal is not None else q.ids[s.draw(np.arange(len(q.ids)), np.array(q.floats()), DRAFT, 1)]
+        counts[decide(row, x, q, s, [], STANDARD)[0]] += 1
+    return counts
+
+
 def test_order_of_ids_in_a_distribution_does_not_matter():
-    row = torch.randn(2, 128, generator=torch.Generator().manual_seed(6))
-    for seed in range(100):
-        a = verify(row, [9], [q_of(t9=0.5, t3=0.25, t70=0.25)], sampler(seed=seed), [], STANDARD)
-        b = verify(row, [9], [q_of(t70=0.25, t9=0.5, t3=0.25)], sampler(seed=seed), [], STANDARD)
-        assert a == b
+    p = [0.1, 0.4, 0.2, 0.3]
+    for x in (0, 1, 3):
+        a, b = q_of(t0=0.5, t1=0.3, t3=0.2), q_of(t3=0.2, t0=0.5, t1=0.3)
+        assert shares(300, p, x, a).tolist() == shares(300, p, x, b).tolist()
+
+
+def test_f03_without_q_of_the_token_the_text_is_drawn_from_p():
+    p = [0.6, 0.3, 0.1]
+    counts = shares(2_000, p, 2, q_of(t0=1.0))
+    assert stats.chisquare(counts, np.array(p) * 2_000).pvalue > 1e-4
+
+
+def test_ids_that_the_target_cut_may_be_in_q():
+    """top_k = 3 keeps ids 1, 2 and 4; the draft kept others. The text is the cut p all the same."""
+    p = [0.1, 0.35, 0.15, 0.05, 0.25, 0.1]
+    counts = shares(3_000, p, None, q_of(t0=0.3, t1=0.1, t3=0.1, t5=0.5), top_k=3)
+    assert counts[[0, 3, 5]].tolist() == [0, 0, 0]
+    assert stats.chisquare(counts[[1, 2, 4]], np.array([0.35, 0.15, 0.25]) / 0.75 * 3_000).pvalue > 1e-4
+
+
+def test_q_is_read_over_its_sum():
+    """What Gumbel-max draws from numbers that sum to 0.9995 is those numbers over 0.9995."""
+    ids, numbers = numbers_of(q_of(t7=0.2495, t3=0.75))
+    assert ids.tolist() == [3, 7] and numbers.sum() == pytest.approx(1.0, abs=1e-15)
+    assert numbers[0] == pytest.approx(0.75 / 0.9995, rel=1e-7)
