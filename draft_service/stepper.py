@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from draft_service.chain import Draft
 from draft_service.plan import DraftPlan, DraftRow, PlanOutcome, RowOutcome
-from specdec.engine import Segment
+from specdec.engine import Engine, Segment
 
 log = logging.getLogger("draft")
 
 
-class DraftEngine(Protocol):
-    """The part of the engine's interface that is used here."""
-
-    info: Any
-    kv: Any
-
-    def forward(self, segments: list[Segment]) -> list[Any]: ...
-
-
 class Stepper:
-    def __init__(self, engine: DraftEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._slots: dict[int, int] = {}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from draft_service.drafter import RETRY_MS, Addressed, Drafter
 from draft_service.outbox import Outbox
@@ -19,12 +19,14 @@ from specdec.errors import Overloaded
 from specdec.terms import DraftCommand
 
 MAX_STREAMS = 256
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Runner(Protocol):
     """The engine's thread."""
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
+    def run(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
 
 
 class Observer(Protocol):
