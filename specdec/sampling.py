@@ -138,48 +138,53 @@ class Sampler:
         times = np.array([counts[int(token)] for token in self.ids[columns]], dtype=row.dtype)
         row[columns] -= times * params.frequency_penalty + params.presence_penalty
 
-    def tempered(self, logits: Tensor, output: Sequence[int]) -> Floats:
-        """Stages 1 to 5 [width]: log-scores up to a constant, the best is 0. Temperature 1 when greedy."""
-        return self._temper(self.adjusted(logits, output))
-
-    def _temper(self, row: Floats) -> Floats:
+    def temper(self, row: Floats) -> Floats:
+        """Stage 5 of an adjusted row [width]: log-scores up to a constant, the best is 0. Temperature 1 when greedy."""
         with np.errstate(over="ignore"):  # beyond the format's range below the best: impossible, -inf is right
             row = row - row.max()
             if not self.params.greedy and self.params.temperature != 1.0:
                 row /= self.params.temperature
         return row
 
+    def possible(self, row: Floats) -> tuple[Columns | None, Floats]:
+        """Stages 5 to 8 of an adjusted row [width]: ascending columns that may be chosen (None = all), their log-scores."""
+        if self.params.greedy:
+            return np.array([row.argmax()]), np.zeros(1, dtype=row.dtype)
+        scores = self.temper(row)
+        columns = kept(scores, self.params)
+        return columns, scores if columns is None else scores[columns]
+
     def scores(self, logits: Tensor, position: int, output: Sequence[int]) -> Tensor:
         """Stages 1 to 8 [width]: log-scores up to a constant, -inf = impossible. Greedy: only the choice is possible."""
-        self._check_position(position, output)
-        columns, scores = self._possible(logits, output)
+        self.check_position(position, output)
+        columns, scores = self.possible(self.adjusted(logits, output))
         if columns is None:
             return torch.from_numpy(scores)
         full = np.full(self.width, -math.inf, dtype=scores.dtype)
         full[columns] = scores
         return torch.from_numpy(full)
 
-    def _possible(self, logits: Tensor, output: Sequence[int]) -> tuple[Columns | None, Floats]:
-        """Stages 1 to 8, short: ascending columns that may be chosen (None = all) and their log-scores."""
-        row = self.adjusted(logits, output)
-        if self.params.greedy:
-            return np.array([row.argmax()]), np.zeros(1, dtype=row.dtype)
-        scores = self._temper(row)
-        columns = kept(scores, self.params)
-        return columns, scores if columns is None else scores[columns]
-
     def choose(self, logits: Tensor, position: int, output: Sequence[int]) -> int:
         """The token the target decides: argmax of scores + shared noise. `output` = decided tokens before this row."""
-        self._check_position(position, output)
+        self.check_position(position, output)
+        return self.pick(self.adjusted(logits, output), position)
+
+    def pick(self, row: Floats, position: int) -> int:
+        """Stages 5 to 9 of an adjusted row [width]: the coupled choice."""
         if self.params.greedy:
-            return int(self.ids[self.adjusted(logits, output).argmax()])
-        columns, scores = self._possible(logits, output)
-        return self._draw(columns, scores, SHARED, position)
+            return int(self.ids[row.argmax()])
+        columns, scores = self.possible(row)
+        ids = self.ids if columns is None else self.ids[columns]
+        return int(ids[noise.winner(scores, self.seed, SHARED, position, ids)])
 
     def distribution(self, logits: Tensor, position: int, output: Sequence[int]) -> tuple[Columns, Floats]:
         """p of this row: ids [m] ascending and float64 probabilities [m]; all other ids have none."""
-        self._check_position(position, output)
-        columns, scores = self._possible(logits, output)
+        self.check_position(position, output)
+        return self.probabilities(self.adjusted(logits, output))
+
+    def probabilities(self, row: Floats) -> tuple[Columns, Floats]:
+        """`distribution` of an adjusted row [width]."""
+        columns, scores = self.possible(row)
         ids = self.ids if columns is None else self.ids[columns]
         return ids.view(np.int64), softmax(scores)
 
@@ -189,15 +194,11 @@ class Sampler:
             scores = np.log(weights)
         return int(ids[noise.winner(scores, self.seed, tag, position, ids.view(np.uint64))])
 
-    def _draw(self, columns: Columns | None, scores: Floats, tag: int, position: int) -> int:
-        ids = self.ids if columns is None else self.ids[columns]
-        return int(ids[noise.winner(scores, self.seed, tag, position, ids)])
-
     def logprobs(self, logits: Tensor, token: int) -> TokenLogprobs | None:
         """Log-probabilities under the raw logits; None unless asked for."""
         return None if self.params.logprobs is None else token_logprobs(self.raw(logits), token, self.params.logprobs)
 
-    def _check_position(self, position: int, output: Sequence[int]) -> None:
+    def check_position(self, position: int, output: Sequence[int]) -> None:
         if position != self.prompt_length + len(output):
             raise ValueError(f"position {position} is not prompt {self.prompt_length} + output {len(output)}")
 
@@ -318,15 +319,16 @@ def draft_choice(sampler: Sampler, logits: Tensor, position: int, output: Sequen
     The draft puts its own logits through the same pipeline as the target, cuts included: the closer the two
     distributions, the more often they agree.
     """
+    sampler.check_position(position, output)
     row = sampler.adjusted(logits, output)
     if row.max() == -math.inf:
         return None
-    confidence = 1.0 / float(np.exp(sampler._temper(row)).sum())
+    confidence = 1.0 / float(np.exp(sampler.temper(row)).sum())
     if sampler.params.greedy or method is DraftMethod.GREEDY:
         return DraftChoice(int(sampler.ids[row.argmax()]), confidence)
     if method is DraftMethod.GUMBEL:
-        return DraftChoice(sampler.choose(logits, position, output), confidence)
-    ids, probs = truncated(*sampler.distribution(logits, position, output), DRAFT_TOP_K)
+        return DraftChoice(sampler.pick(row, position), confidence)
+    ids, probs = truncated(*sampler.probabilities(row), DRAFT_TOP_K)
     token = sampler.draw(ids, probs.astype(np.float64), DRAFT, position)
     return DraftChoice(token, confidence, DraftDistribution(tuple(ids.tolist()), probs.astype("<f4").tobytes()))
 
