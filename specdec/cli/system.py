@@ -14,7 +14,7 @@ from specdec.errors import InvalidRequest
 ROLES = ("target", "draft", "orchestrator")
 TARGET_MODEL, DRAFT_MODEL = Path("models/smollm2-135m"), Path("models/smollm2-draft")
 DRAFT_NICE = 10  # the draft may fill every gap of a core, and must not make the others wait
-DRAIN_MS = 3000
+DRAIN_MS = {"target": 1000, "draft": 1000, "orchestrator": 3000}  # whoever runs this sits in front of it
 _PIN = re.compile(r"\d+(-\d+)?(\+\d+(-\d+)?)*")
 
 
@@ -63,7 +63,7 @@ class System:
         return {**self._common(role), **nice, "MODEL": str(model), "PORT": "0"}
 
     def _common(self, role: str) -> dict[str, str]:
-        common = {"HOST": "127.0.0.1", "METRICS_PORT": "0", "DRAIN_MS": str(DRAIN_MS)}
+        common = {"HOST": "127.0.0.1", "METRICS_PORT": "0", "DRAIN_MS": str(DRAIN_MS[role])}
         return {**common, "CPU_AFFINITY": self.pins[role]} if role in self.pins else common
 
 

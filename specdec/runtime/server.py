@@ -215,7 +215,12 @@ class _Host(Generic[S]):
     async def _watch_alive(self, service: Service) -> None:
         while True:
             await asyncio.sleep(ALIVE_POLL_S)
-            await self.health.set(LIVENESS, SERVING if service.alive() else NOT_SERVING)
+            try:
+                state = SERVING if service.alive() else NOT_SERVING
+            except Exception:
+                log.exception("the check for being alive failed")
+                state = NOT_SERVING
+            await self.health.set(LIVENESS, state)
 
     def _say_ready(self, port: int) -> None:
         host, metrics_port = self.settings.host, self.runtime.telemetry.metrics_port
