@@ -20,7 +20,6 @@ from specdec.engine import EngineConfig, EngineInfo, EngineThread, KvBudget, loa
 from specdec.errors import Mismatch
 from specdec.runtime.server import Runtime, Service, serve
 from specdec.terms import ModelInfo
-from specdec.v1 import draft_pb2_grpc
 from specdec.vocabulary import Vocabulary, vocabulary
 
 log = logging.getLogger("draft")
@@ -61,7 +60,7 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(thread.close)
 
-    return Service(add=lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server), close=close)
+    return Service(add=servicer.add_to, close=close)
 
 
 def check_draft_ids(info: EngineInfo, words: Vocabulary) -> None:

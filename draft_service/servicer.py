@@ -26,6 +26,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     def __init__(self, worker: Worker, info: ModelInfo) -> None:
         self._worker, self._info = worker, info
 
+    def add_to(self, server: grpc.aio.Server) -> None:
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(self, server)
+
     async def GetModelInfo(
         self, request: draft_pb2.DraftServiceGetModelInfoRequest, context: Context
     ) -> draft_pb2.DraftServiceGetModelInfoResponse:
