@@ -13,23 +13,27 @@ from torch import Tensor
 
 from specdec.engine.api import Engine, UnsupportedModel
 from specdec.engine.batch import Segment
+from specdec.engine.cache import BLOCK_TOKENS
 
 LENGTH = 75  # past the first edge of 64
 TAIL = 13  # rows compared; they straddle blocks of 4 and 8 and the edge
+CROWD = 2  # neighbours, of one block at most each
 LOOSE = 0.2  # a cache that is wrong is wrong by whole logits; rounding of any dtype stays below this share of their spread
 
 
 def examine(engine: Engine) -> bool:
     """True when all ways of feeding the same tokens agree bit for bit. Raises UnsupportedModel when they differ beyond rounding."""
-    length = min(LENGTH, engine.info.window - 4, engine.info.kv_total_tokens // 3 - 4)
+    info = engine.info
+    length = min(LENGTH, info.window - 4, info.kv_total_tokens - 4, info.max_rows - 8)
     tail = min(TAIL, length // 2)
+    crowd = CROWD if info.window >= BLOCK_TOKENS and info.kv_total_tokens >= (CROWD + 2) * BLOCK_TOKENS else 0
     if length < 4:
-        return False
+        return False  # too small to tell
     draw = random.Random(0)
-    tokens = [draw.randrange(engine.info.vocab_size) for _ in range(length)]
+    tokens = [draw.randrange(info.vocab_size) for _ in range(length)]
     reference = _feed(engine, tokens, tail, [length])
     exact = True
-    for cuts, crowd in (([length - tail, *[1] * tail], 0), ([17, length - tail - 17, 3, 6, *[1] * (tail - 9)], 2)):
+    for cuts, crowd in (([length - tail, *[1] * tail], 0), ([17, length - tail - 17, 3, 6, *[1] * (tail - 9)], crowd)):
         cuts = cuts if min(cuts) > 0 and sum(cuts) == length else [length - tail, *[1] * tail]
         rows = _feed(engine, tokens, tail, cuts, crowd, draw)
         exact = exact and torch.equal(rows, reference)

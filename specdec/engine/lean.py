@@ -71,18 +71,26 @@ class LeanModel:
     def run(self, layout: Layout, plan: Plan) -> Tensor:
         """Logits of the scored rows, [scored, columns]. Keys and values of all rows are written.
 
-        A non-finite number in any row shows in the sums at the end; then the same pass is made again, guarded. Guarding always would cost
-        every step for what hardly ever happens.
+        A non-finite number in any row shows in the sums at the end, or makes the quantising kernel refuse; then the same pass is made
+        again, guarded. Guarding always would cost every step for what hardly ever happens.
         """
-        hidden = self._pass(layout, plan)
-        if not (math.isfinite(float(hidden.sum())) and all(math.isfinite(float(w.sum())) for w in plan.written)):
-            self._guard.up = True
-            try:
-                hidden = self._pass(layout, plan)
-                return self._score(layout, hidden)
-            finally:
-                self._guard.up = False
-        return self._score(layout, hidden)
+        hidden = self._unguarded(layout, plan)
+        if hidden is not None:
+            return self._score(layout, hidden)
+        self._guard.up = True
+        try:
+            return self._score(layout, self._pass(layout, plan))
+        finally:
+            self._guard.up = False
+
+    def _unguarded(self, layout: Layout, plan: Plan) -> Tensor | None:
+        """Hidden states, or None when something was not finite."""
+        try:
+            hidden = self._pass(layout, plan)
+        except RuntimeError:  # the range of a matrix with a NaN; anything else comes again in the guarded pass
+            return None
+        sums = (hidden.sum(), *(written.sum() for written in plan.written))
+        return hidden if all(math.isfinite(float(s)) for s in sums) else None
 
     def _score(self, layout: Layout, hidden: Tensor) -> Tensor:
         if not layout.scored:

@@ -57,7 +57,7 @@ def fitted(start: int, drawn: list[Turn]) -> list[Turn]:
 
 
 @pytest.mark.parametrize("dtype, path", [("int8", "lean"), ("float64", "lean"), ("float32", "lean"), ("int8", "generic")])
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(start=st.sampled_from(NEAR), drawn=turns, chunk=st.sampled_from([1, 7, 8, 64, 100, 256]))
 def test_a_row_is_the_same_in_any_batch(dtype, path, start, drawn, chunk):
     engine, reference = subject(dtype, path)
