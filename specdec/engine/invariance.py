@@ -33,9 +33,10 @@ def examine(engine: Engine) -> bool:
     tokens = [draw.randrange(info.vocab_size) for _ in range(length)]
     reference = _feed(engine, tokens, tail, [length])
     exact = True
-    for cuts, crowd in (([length - tail, *[1] * tail], 0), ([17, length - tail - 17, 3, 6, *[1] * (tail - 9)], crowd)):
-        cuts = cuts if min(cuts) > 0 and sum(cuts) == length else [length - tail, *[1] * tail]
-        rows = _feed(engine, tokens, tail, cuts, crowd, draw)
+    one_by_one = [length - tail, *[1] * tail]
+    mixed = [17, length - tail - 17, 3, 6, *[1] * (tail - 9)]
+    for cuts, company in ((one_by_one, 0), (mixed if tail == TAIL and length > tail + 17 else one_by_one, crowd)):
+        rows = _feed(engine, tokens, tail, cuts, company, draw)
         exact = exact and torch.equal(rows, reference)
         _refuse_a_broken_cache(engine, rows, reference)
     return exact

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from specdec.engine import Engine, Segment
 from torch import Tensor
+
+from specdec.engine import Engine, Segment
 
 
 def text(length: int, vocab: int = 128, seed: int = 1) -> list[int]:

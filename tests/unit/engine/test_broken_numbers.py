@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec.engine import Engine, EngineConfig, Segment, load_engine_from_module
 
+from specdec.engine import Engine, EngineConfig, Segment, load_engine_from_module
 from tests.tiny import tiny_gpt2, tiny_llama
 from tests.unit.engine.play import feed, text, whole
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from specdec.engine import Engine, EngineConfig, Segment, load_engine_from_module
 
+from specdec.engine import Engine, EngineConfig, Segment, load_engine_from_module
 from tests.tiny import tiny_engine, tiny_gpt2, tiny_llama, tiny_qwen3
 from tests.unit.engine.play import Turn, feed, played, text, whole
 

@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
+
 from specdec.engine import EngineConfig, EngineThread, load_engine_from_module
 from specdec.engine.weights import eos_ids, read_draft_ids, weights_digest
-
 from tests.tiny import tiny_llama
 
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from specdec.engine import Engine, EngineConfig, load_engine_from_module, model, quantize
 from specdec.engine.attention import Attention, Group, Plan
 from specdec.engine.batch import Layout
 from specdec.engine.kv import KvStore
-
 from tests.tiny import tiny_llama, tiny_qwen3
 from tests.unit.engine.play import Turn, played, text, whole
 
 WINDOW = 600
 TEXT = text(WINDOW)
-NEAR = [*range(0, 10), *range(27, 37), *range(58, 70), *range(124, 132), *range(250, 260), *range(500, 520), *range(570, WINDOW)]
+NEAR = [*range(10), *range(27, 37), *range(58, 70), *range(124, 132), *range(250, 260), *range(500, 520), *range(570, WINDOW)]
 
 
 def build(dtype: str, path: str = "lean", **options: object) -> Engine:

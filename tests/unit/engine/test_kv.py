@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from specdec.engine import EngineConfig, KvBudget, OutOfRoom, Segment, load_engine_from_module
 from specdec.engine.kv import KvStore
-
 from tests.tiny import tiny_engine, tiny_llama
 from tests.unit.engine.play import feed, text, whole
 

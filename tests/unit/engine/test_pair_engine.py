@@ -9,10 +9,10 @@ import time
 
 import pytest
 import torch
+
 from specdec.bench.agreement import agreement, encode, engine_scorer, greedy_texts, load_prompts, plain_scorer
 from specdec.bench.step import run_bench_step
 from specdec.engine import Engine, EngineConfig, load_engine
-
 from tests.tools import MODELS
 from tests.unit.engine.play import Turn, played, text, whole
 

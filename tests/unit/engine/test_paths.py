@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from specdec.engine import Engine, EngineConfig, Segment, load_engine, load_engine_from_module
 from specdec.engine.shape import LlamaShape, llama_shape
-
 from tests.tiny import save_tiny, tiny_gpt2, tiny_llama, tiny_mistral, tiny_qwen3
 from tests.unit.engine.play import Turn, played, text, whole
 

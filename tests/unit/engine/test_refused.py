@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from specdec.engine import EngineConfig, UnsupportedModel, load_engine, load_engine_from_module
 from specdec.engine.shape import refuse_if_unable_to_roll_back
-
 from tests.tiny import tiny_llama, tiny_mistral
 from tests.unit.engine.play import text, whole
 
