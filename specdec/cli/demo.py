@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli import paint, system
-from specdec.cli.supervisor import Interrupted, Supervisor
+from specdec.cli.supervisor import LOADING, Interrupted, Supervisor
 from specdec.cli.system import System
 from specdec.errors import InternalFault
 from specdec.runtime.settings import no_color
@@ -32,6 +32,7 @@ how long they took with and without speculation, and whether the texts are the s
 KINDS = ("code", "json", "chat", "creative")
 SEED = 7
 PROMPTS = "prompts.jsonl"
+CLEAR_LINE = "\r\x1b[K"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
     chosen.check()
     colour = sys.stdout.isatty() and not no_color()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="specdec-demo-") as logs, Supervisor(Path(logs), _teller(began)) as supervisor:
+    with (
+        tempfile.TemporaryDirectory(prefix="specdec-demo-") as logs,
+        Supervisor(Path(logs), _teller(began, sys.stdout.isatty())) as supervisor,
+    ):
         _say(paint.heading("Starting a target, a draft and an orchestrator", colour))
         _say(f"  target: {arguments.target_model}, draft: {arguments.draft_model}, {_placed(chosen.pins)}")
         try:
@@ -180,8 +184,14 @@ def _decoder(model: Path) -> Callable[[Sequence[int]], str]:
     return decode
 
 
-def _teller(began: float) -> Callable[[str], None]:
-    return lambda text: _say(f"  {time.monotonic() - began:5.1f} s  {text}")
+def _teller(began: float, terminal: bool) -> Callable[[str], None]:
+    """Progress; on a terminal the next line takes the place of one that says `loading`."""
+
+    def tell(text: str) -> None:
+        stays = not (terminal and text.startswith(LOADING))
+        print(f"{CLEAR_LINE if terminal else ''}  {time.monotonic() - began:5.1f} s  {text}", end="\n" if stays else "", flush=True)
+
+    return tell
 
 
 def _say(text: str) -> None:

@@ -31,6 +31,7 @@ PROGRESS_S = 3.0  # between two words about what is still loading
 STOP_TIMEOUT_S = 15.0  # per wave, then SIGKILL
 KILL_TIMEOUT_S = 5.0
 TAIL_LINES = 15
+LOADING = "loading"  # how a word about progress begins
 MODULES = {"target": "target_service", "draft": "draft_service", "orchestrator": "orchestrator"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -122,7 +123,7 @@ class Supervisor:
                 del waiting[event.child.plan.name]
                 self._tell(f"{event.child.plan.name} ready on {event.child.endpoint}, pid {event.child.process.pid}")
             elif time.monotonic() - began < START_TIMEOUT_S:
-                self._tell(f"loading: {', '.join(waiting)}")
+                self._tell(f"{LOADING}: {', '.join(waiting)}")
             else:
                 last = "\n".join(f"{name}, its last lines:\n{tail(child.log)}" for name, child in waiting.items())
                 raise Unavailable(f"not ready after {START_TIMEOUT_S:g} s: {last}")
