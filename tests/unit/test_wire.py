@@ -233,6 +233,26 @@ def test_f20_unset_takes_the_default_and_explicit_zero_stays(case: str) -> None:
     assert wire.sampling_from_wire(common_pb2.SamplingParams.FromString(raw)) == terms.SamplingParams(**expected)
 
 
+def test_f20_the_broken_twins_are_caught() -> None:
+    """Two readers seen elsewhere: unset taken as 0, and an explicit 0 overwritten by `x or default`."""
+    names = [f.name for f in common_pb2.SamplingParams.DESCRIPTOR.fields if f.name in ("temperature", "top_k", "top_p", "min_tokens")]
+
+    def zero(message: common_pb2.SamplingParams) -> terms.SamplingParams:
+        return terms.SamplingParams(**{name: getattr(message, name) for name in names})
+
+    def default(message: common_pb2.SamplingParams) -> terms.SamplingParams:
+        plain = terms.SamplingParams()
+        return terms.SamplingParams(**{name: getattr(message, name) or getattr(plain, name) for name in names})
+
+    def wrong(read: Any) -> set[str]:
+        cases = {case: F20[case] for case in ("empty message", "temperature 0", "top_p 0", "top_k 0")}
+        return {c for c, (raw, want) in cases.items() if read(common_pb2.SamplingParams.FromString(raw)) != terms.SamplingParams(**want)}
+
+    assert "empty message" in wrong(zero)
+    assert {"temperature 0", "top_p 0"} <= wrong(default)
+    assert wrong(wire.sampling_from_wire) == set()
+
+
 def test_f20_no_sampling_message_at_all() -> None:
     begin = wire.begin_from_wire(target_pb2.Begin(prompt_length=1))
     assert begin.sampling == terms.SamplingParams()
