@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+from specdec.errors import SpecdecError
 from specdec.terms import DraftDistribution, DraftEvent, DraftLoad, Proposal
 
 MAX_PENDING = 4096  # events that wait for a reader; a stream beyond this is closed
@@ -16,6 +17,8 @@ class Outbox:
         self._events: dict[tuple[str, bool], DraftEvent] = {}
         self._load: DraftLoad | None = None
         self._ready = asyncio.Event()
+        self._ended = False
+        self._fault: SpecdecError | None = None
 
     @property
     def overflowing(self) -> bool:
@@ -35,15 +38,24 @@ class Outbox:
         self._load = load
         self._ready.set()
 
-    async def wait(self) -> None:
+    def end(self, fault: SpecdecError | None = None) -> None:
+        """Nothing more is told; what waits is lost. `fault` = how the stream ends, None = well."""
+        self._ended, self._fault = True, self._fault or fault
+        self._ready.set()
+
+    async def wait(self) -> bool:
+        """True when there is something to tell, False at the end. Raises the fault the stream ends with."""
         await self._ready.wait()
+        if self._fault is not None:
+            raise self._fault
+        return not self._ended
 
     def take(self, most: int) -> tuple[list[DraftEvent], DraftLoad | None]:
         """At most `most` events, oldest first, and the newest load report."""
         keys = list(self._events)[:most]
         events = [self._events.pop(key) for key in keys]
         load, self._load = self._load, None
-        if not self._events:
+        if not self._events and not self._ended:
             self._ready.clear()
         return events, load
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,11 +14,12 @@ from draft_service.metrics import Metrics
 from draft_service.outbox import Outbox
 from draft_service.worker import Worker
 from specdec import wire
-from specdec.errors import InvalidRequest, Overloaded, Unsupported
+from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError, Unsupported
 from specdec.terms import MAX_ID_BYTES, ModelInfo
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 
 BEAT_S = 0.25
+log = logging.getLogger("draft")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,29 +37,34 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.DraftServiceGetModelInfoResponse(info=wire.model_info_to_wire(self._info))
 
     async def Draft(self, requests: AsyncIterator[draft_pb2.DraftRequest], context: Context) -> None:
+        """The handler itself writes, so that a fault of the reader ends the call between two writes: gRPC cannot send a status while a
+        message is on its way."""
         stream, outbox = self._worker.attach()
-        tasks = (
-            asyncio.create_task(self._read(stream, outbox, requests), name=f"draft-reader-{stream}"),
-            asyncio.create_task(self._write(outbox, context), name=f"draft-writer-{stream}"),
-        )
+        reader = asyncio.create_task(self._read(stream, outbox, requests), name=f"draft-reader-{stream}")
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            while await outbox.wait():
+                events, load = outbox.take(wire.MAX_ITEMS)
+                await context.write(wire.draft_response_to_wire(events, load))
         finally:
             self._worker.detach(stream)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _write(self, outbox: Outbox, context: Context) -> None:
-        while True:
-            await outbox.wait()
-            events, load = outbox.take(wire.MAX_ITEMS)
-            await context.write(wire.draft_response_to_wire(events, load))
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self, stream: int, outbox: Outbox, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
-        """Until the other side is done. Raises for what makes the whole stream meaningless."""
+        """Until the other side is done, or says what makes the whole stream meaningless. Its sessions go at once, however long the
+        writer may still be stuck."""
+        try:
+            await self._obey(stream, outbox, requests)
+            outbox.end()
+        except SpecdecError as error:
+            outbox.end(error)
+        except Exception as error:
+            log.exception("a defect: the stream ends")
+            outbox.end(InternalFault(f"{type(error).__name__}: {error}"))
+        finally:
+            self._worker.detach(stream)
+
+    async def _obey(self, stream: int, outbox: Outbox, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
         named = False
         async for request in requests:
             if request.HasField("orchestrator_id") == named:

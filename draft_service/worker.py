@@ -54,8 +54,8 @@ class Worker:
         return self._streams, outbox
 
     def detach(self, stream: int) -> None:
-        """A stream ended: its sessions go, their K/V with the next plan."""
-        del self._outboxes[stream]
+        """A stream ended: its sessions go, their K/V with the next plan. Twice is once."""
+        self._outboxes.pop(stream, None)
         self.drafter.close_stream(stream)
         self.wake()
 

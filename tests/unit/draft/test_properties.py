@@ -135,7 +135,7 @@ class Walk:
 
 
 @given(seed=st.integers(0, 2**32 - 1), kinds=st.lists(st.integers(0, 44), min_size=20, max_size=120))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_everything_told_is_what_a_naive_draft_would_say(seed: int, kinds: list[int]) -> None:
     walk = Walk(seed)
     for kind in kinds:

@@ -200,3 +200,14 @@ def test_an_unread_stream_overflows() -> None:
     for i in range(MAX_PENDING + 1):
         outbox.put(Refused(str(i), 1, "why", 0))
     assert outbox.overflowing
+
+
+async def test_an_outbox_that_ended_says_how() -> None:
+    outbox = Outbox()
+    outbox.put(piece(3, (1,)))
+    assert await outbox.wait()
+    outbox.end()
+    assert not await outbox.wait()
+    outbox.end(Overloaded("slow", 5))
+    with pytest.raises(Overloaded):
+        await outbox.wait()

@@ -1,0 +1,96 @@
+"""The stream's two sides when one of them misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from draft_service.outbox import MAX_PENDING
+from draft_service.servicer import DraftServicer
+from draft_service.worker import Worker
+from specdec import wire
+from specdec.errors import InternalFault, InvalidRequest, Overloaded
+from specdec.terms import ModelInfo, Pause
+from specdec.v1 import draft_pb2
+from tests.unit.draft.rig import Rig
+from tests.unit.draft.test_limits import GOOD
+from tests.unit.draft.test_worker import Silent, Thread
+
+INFO = ModelInfo("m", 31, b"f", (), 200, "b", "n", True, "float64", 10_000, 16, 64)
+
+
+class Context:
+    """Takes messages while `open`; a write waits otherwise, as under flow control."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.messages: list[draft_pb2.DraftResponse] = []
+
+    async def write(self, message: draft_pb2.DraftResponse) -> None:
+        await self.open.wait()
+        self.messages.append(message)
+
+
+class Call:
+    def __init__(self) -> None:
+        self.rig, self.context = Rig(), Context()
+        self.worker = Worker(self.rig.drafter, self.rig.stepper, Thread(), Silent())
+        self.requests: asyncio.Queue[draft_pb2.DraftRequest | Exception | None] = asyncio.Queue()
+        servicer: Any = DraftServicer(self.worker, INFO)
+        self.task = asyncio.create_task(servicer.Draft(self._requests(), self.context))
+
+    async def _requests(self) -> AsyncIterator[draft_pb2.DraftRequest]:
+        while (request := await self.requests.get()) is not None:
+            if isinstance(request, Exception):
+                raise request
+            yield request
+
+    async def settle(self) -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+
+async def test_a_reader_that_is_stuck_loses_its_sessions_now_and_its_stream_when_it_wakes() -> None:
+    call = Call()
+    call.requests.put_nowait(wire.draft_request_to_wire([GOOD], "deaf"))
+    await call.settle()
+    assert call.rig.drafter.num_sessions == 1
+    for start in range(0, MAX_PENDING + 1, 1000):
+        commands = [Pause(f"unknown {start + i}") for i in range(1000)]
+        call.requests.put_nowait(wire.draft_request_to_wire(commands))
+    await call.settle()
+    assert call.rig.drafter.num_sessions == 0 and not call.task.done()
+    call.context.open.set()
+    with pytest.raises(Overloaded):
+        await call.task
+    assert len(call.context.messages) == 1  # the one that was on its way; no status may be sent before it is through
+
+
+async def test_a_bad_message_ends_the_stream_after_the_write_that_is_on_its_way() -> None:
+    call = Call()
+    call.requests.put_nowait(draft_pb2.DraftRequest())
+    await call.settle()
+    assert not call.task.done()
+    call.context.open.set()
+    with pytest.raises(InvalidRequest, match="orchestrator_id"):
+        await call.task
+
+
+async def test_a_defect_while_reading_is_told_as_internal() -> None:
+    call = Call()
+    call.context.open.set()
+    call.requests.put_nowait(ZeroDivisionError("oops"))
+    with pytest.raises(InternalFault):
+        await call.task
+
+
+async def test_a_peer_that_is_done_ends_the_stream_well() -> None:
+    call = Call()
+    call.context.open.set()
+    call.requests.put_nowait(wire.draft_request_to_wire([GOOD], "x"))
+    call.requests.put_nowait(None)
+    await call.task
+    assert call.rig.drafter.num_sessions == 0
