@@ -36,15 +36,16 @@ class Group(NamedTuple):
 
 class Plan(NamedTuple):
     """Where the rows of a batch go. `into`: for every (block, kv head, row of the block, query head of it) the index of (row, head);
-    `back`: its inverse. `written[segment]` = the places of new keys and values, [layers, 2 * kv, n, dim]; `writable[segment]` = the same
-    by layer; `spans[segment]` = its rows."""
+    `back`: its inverse. `written[segment]` = the places of new keys and values, [layers, 2 * kv, n, dim]; `writable[layer][segment]` = the
+    same by layer; `counts[segment]` = its rows."""
 
     groups: list[Group]
+    blocks: list[int]
     into: Tensor
     back: Tensor
     written: list[Tensor]
     writable: list[tuple[Tensor, ...]]
-    spans: list[tuple[int, int]]
+    counts: list[int]
 
 
 class Attention:
@@ -86,9 +87,10 @@ class Attention:
                 padded += blocks * QUERY_ROWS
                 position = stop
         into, back = self._indices(torch.tensor(places), padded)
-        spans = [(first, first + len(s.tokens)) for first, s in zip(layout.firsts, layout.segments, strict=True)]
+        counts = [len(segment.tokens) for segment in layout.segments]
         written = [store.slot(s.slot).written(s.start, s.start + len(s.tokens)) for s in layout.segments]
-        return Plan(groups, into, back, written, [w.unbind(0) for w in written], spans)
+        writable = list(zip(*[places.unbind(0) for places in written], strict=True))
+        return Plan(groups, [group.blocks for group in groups], into, back, written, writable, counts)
 
     def _mask(self, row: int, blocks: int, keys: int) -> Tensor:
         if keys + KEY_BLOCK > self._masks.shape[1]:
@@ -109,8 +111,11 @@ class Attention:
 
     def write(self, plan: Plan, layer: int, keys_values: Tensor) -> None:
         """keys_values [rows, 2 * kv, dim], finite → the slots."""
-        for (first, end), writable in zip(plan.spans, plan.writable, strict=True):
-            writable[layer].copy_(keys_values[first:end].transpose(0, 1))
+        by_head = keys_values.transpose(0, 1)
+        if len(plan.counts) == 1:
+            plan.writable[layer][0].copy_(by_head)
+        else:
+            torch._foreach_copy_(plan.writable[layer], torch.split(by_head, plan.counts, 1))
 
     def attend(self, plan: Plan, layer: int, rows: Tensor, scale: float | None = None) -> Tensor:
         """rows [rows, row_heads, dim], contiguous → [rows, heads * dim]. The layer's keys and values are in the slots.
@@ -119,13 +124,11 @@ class Attention:
         """
         n, _, dim = rows.shape
         folded = rows.view(-1, dim).index_select(0, plan.into).view(-1, self.kv_heads, QUERY_ROWS * self._fold, dim)
-        parts, first = [], 0
-        for blocks, keys_values, mask in plan.groups:
+        parts = []
+        for q, (blocks, keys_values, mask) in zip(torch.split(folded, plan.blocks), plan.groups, strict=True):
             k, v = keys_values[layer]
             if blocks > 1:
                 k, v = k.expand(blocks, -1, -1, -1), v.expand(blocks, -1, -1, -1)
-            q = folded[first : first + blocks] if len(plan.groups) > 1 else folded
             parts.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale))
-            first += blocks
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.reshape(-1, dim).index_select(0, plan.back).view(n, self.heads * dim)

@@ -31,13 +31,11 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The flattened batch: one entry per row in `tokens` and `positions`, `scored` = rows with logits; one entry per segment in `firsts`
-    (its first row) and `scored_counts`."""
+    """The flattened batch: one entry per row in `tokens` and `positions`; `scored` = rows with logits, of each segment `scored_counts`."""
 
     segments: tuple[Segment, ...]
     tokens: list[int]
     positions: list[int]
-    firsts: list[int]
     scored: list[int]
     scored_counts: list[int]
 
@@ -73,14 +71,12 @@ def check(segments: Sequence[Segment], lengths: Lengths, *, vocab_size: int, win
 def lay_out(segments: Sequence[Segment]) -> Layout:
     tokens: list[int] = []
     positions: list[int] = []
-    firsts: list[int] = []
     scored: list[int] = []
     counts: list[int] = []
     for segment in segments:
         first, n = len(tokens), len(segment.tokens)
-        firsts.append(first)
         tokens += segment.tokens
         positions += range(segment.start, segment.start + n)
         scored += range(first + segment.logits_from, first + n)
         counts.append(n - segment.logits_from)
-    return Layout(tuple(segments), tokens, positions, firsts, scored, counts)
+    return Layout(tuple(segments), tokens, positions, scored, counts)

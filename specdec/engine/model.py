@@ -93,7 +93,9 @@ def _build_lean(source: _Source, config: EngineConfig, shape: LlamaShape, weight
 
 def _load_module(folder: Path, config: EngineConfig) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # a service's log is no terminal
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=_torch_dtype(config), local_files_only=True)
     except ValueError as error:
