@@ -188,9 +188,9 @@ def test_the_cost_of_an_id_does_not_grow() -> None:
     decoder = IncrementalDecoder(DecoderPlan(tokenizer))
 
     def seconds() -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         decoder.push(ids)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     first = min(seconds() for _ in range(3))
     for _ in range(20):
