@@ -1,7 +1,8 @@
 """Errors ⇄ gRPC status: one table, read both ways. Rich details travel as google.rpc.Status (grpcio-status).
 
 A fault raised in a servicer reaches the caller as the same class with the same field and remedy, whatever hops lie between.
-Messages are cut to MAX_MESSAGE characters: a status that outgrows the peer's header limit would be replaced by an unrelated one.
+Messages are cut to MAX_MESSAGE characters and MAX_ENCODED bytes: a status travels in headers, and from 8 KB on a peer may, from 16 KB on
+it does, replace it by RESOURCE_EXHAUSTED.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from grpc_status import rpc_status
 from specdec import errors
 
 MAX_MESSAGE = 999  # characters
+MAX_ENCODED = 2000  # bytes as gRPC writes them: three for each byte that is not printable ASCII; the details carry the text again, twice
 DEFAULT_RETRY_MS = 1000  # of an Overloaded without RetryInfo
 _DETAILS_KEY = "grpc-status-details-bin"
 
@@ -79,7 +81,12 @@ def status_of(error: BaseException) -> status_pb2.Status:
 
 
 def cut(message: str) -> str:
-    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+    size = 0
+    for index, character in enumerate(message):
+        size += sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in character.encode("utf-8", "replace"))
+        if index >= MAX_MESSAGE or size > MAX_ENCODED:
+            return message[: max(0, index - 8)] + "…"
+    return message
 
 
 def error_of(code: grpc.StatusCode | int, message: str, details: bytes | None = None) -> errors.SpecdecError:

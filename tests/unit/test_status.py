@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import AsyncIterator
 
@@ -60,13 +61,24 @@ def test_without_details() -> None:
 
 
 def test_long_messages_are_cut() -> None:
-    full = status.status_of(errors.InvalidRequest("f", "x" * 20000))
-    assert len(full.message) < 1000 and full.message.endswith("…")
-    assert full.ByteSize() < 4096
+    for error in LONG:
+        full = status.status_of(error)
+        assert len(full.message) < 1000 and full.message.endswith("…")
+        assert 4 * full.ByteSize() // 3 + status.MAX_ENCODED < 8192 - 1024  # base64, beside the message itself
+    assert status.cut("é" * 300) == "é" * 300
 
 
-async def test_through_a_call() -> None:
-    """The client sees the very class, field and delay; a 20 KB text does not replace the status."""
+LONG = [errors.InvalidRequest("f" * 3000, text * 20000) for text in ("x", "é", "%", "\n", "😀")]
+
+
+@pytest.fixture
+async def stopping() -> AsyncIterator[contextlib.AsyncExitStack]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield stack
+
+
+async def test_through_a_call(stopping: contextlib.AsyncExitStack) -> None:
+    """The client sees the very class, field and delay; no text is so long or so odd that it replaces the status."""
 
     raised: list[BaseException] = []
 
@@ -82,8 +94,9 @@ async def test_through_a_call() -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    stopping.push_async_callback(server.stop, 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        for error in [*SAMPLES, errors.InvalidRequest("f", "é" * 20000)]:
+        for error in [*SAMPLES, *LONG]:
             raised.append(error)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_unary("/t.T/Unary")(b"", timeout=5)
@@ -95,4 +108,3 @@ async def test_through_a_call() -> None:
             assert got == [b"one"]
             rebuilt = status.error_from_rpc(caught.value)
             assert same(rebuilt, error) or len(str(error)) > 1000
-    await server.stop(0)
