@@ -16,8 +16,8 @@ A row goes through these stages in this order. Each looks at that row alone: no 
     9  noise        argmax of score + noise (specdec.noise); ties: lowest id
 
 float64 rows stay float64, all others are float32; rows from an accelerator come to the CPU first, so that sampling is the
-same code everywhere. Masses of stage 7 are whole multiples of 2**-40 of the best id's mass: integers add up to the same
-total in any order, so the set that is kept does not depend on how much of the row was looked at to find it.
+same code everywhere. Masses of stage 7 are whole multiples of 2**-34 of the best id's mass: below 2**53 such sums
+are exact in float64 and the same in any order, so the set kept does not depend on how it was found.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from specdec.terms import DraftDistribution, DraftMethod, SamplingParams, TokenL
 Columns = npt.NDArray[np.int64]
 
 DRAFT_TOP_K = 64  # most ids of a distribution on the wire
-_MASS_UNIT = 2.0**40
-_WINDOWS = (5.0, 10.0, 20.0, math.inf)  # how far below the best score to look for the ids that cuts keep
+_MASS_UNIT = 2.0**34
+_NEAR = 5.0  # how far below the best score the ids that cuts keep are usually found
+_SMALL, _BUCKETS, _DEPTH = 512, 2048, 40.0  # values to sort at once; buckets of a histogram, and how far down it reaches
 
 
 class Sampler:
@@ -238,41 +239,69 @@ class _Counts:
         return self._counts
 
 
-def mass(scores: Floats) -> Columns:
-    """exp(scores) as int64 multiples of 2**-40, rounded down; scores [n] <= 0."""
-    return (np.exp(scores) * scores.dtype.type(_MASS_UNIT)).astype(np.int64)
+def mass(scores: Floats) -> Floats:
+    """exp(scores) in multiples of 2**-34, rounded down: whole float64 numbers. scores [n] <= 0."""
+    masses: Floats = np.floor(np.exp(scores).astype(np.float64) * _MASS_UNIT)
+    return masses
 
 
 def kept(scores: Floats, params: SamplingParams) -> Columns | None:
-    """Stages 6 to 8 on scores [n] whose best is 0: ascending columns that stay, None = all that are not -inf.
-
-    Looks only as far below the best as the cuts can reach: a window is enough once it holds top_k ids or, without top_k,
-    the mass that top_p asks for.
-    """
-    top_k = params.top_k if 0 < params.top_k < len(scores) else 0
-    if not top_k and params.top_p >= 1.0:
-        return np.flatnonzero(scores >= math.log(params.min_p)) if params.min_p > 0.0 else None
-    masses = None if top_k else mass(scores)
-    target = 0 if masses is None else _target(int(masses.sum()), params.top_p)
-    columns = _NONE
-    for window in _WINDOWS:
-        columns = np.flatnonzero(scores >= -window) if window < math.inf else np.flatnonzero(scores > -math.inf)
-        if len(columns) >= top_k if masses is None else int(masses[columns].sum()) >= target:
-            break
-    columns = columns[np.argsort(-scores[columns], kind="stable")]
-    if top_k:
-        columns = columns[:top_k]
+    """Stages 6 to 8 on scores [n] whose best is 0: ascending columns that stay, None = all that are not -inf."""
+    columns: Columns | None = None
+    if 0 < params.top_k < len(scores):
+        columns = np.flatnonzero(scores > -math.inf)
+        if len(columns) > params.top_k:
+            columns = best(scores, None, params.top_k)
     if params.top_p < 1.0:
-        running = (mass(scores[columns]) if masses is None else masses[columns]).cumsum()
-        target = target or _target(int(running[-1]), params.top_p)
-        columns = columns[: int(np.searchsorted(running, target)) + 1]
+        values = scores if columns is None else scores[columns]
+        masses = mass(values)
+        total = int(masses.sum())
+        inside = best(values, masses, min(total, max(1, math.ceil(params.top_p * total))))
+        columns = inside if columns is None else columns[inside]
     if params.min_p > 0.0:
-        columns = columns[scores[columns] >= math.log(params.min_p)]
-    return np.sort(columns)
+        likely = scores >= math.log(params.min_p)
+        columns = np.flatnonzero(likely) if columns is None else columns[likely[columns]]
+    return columns
 
 
-def _target(total: int, top_p: float) -> int:
-    return min(total, max(1, math.ceil(top_p * total)))
+def best(values: Floats, weights: Floats | None, target: int) -> Columns:
+    """Ascending places of the fewest largest values [n] whose weights reach `target`; among equals the first come first.
+
+    weights [n]: whole numbers whose sum is at least `target` >= 1 and below 2**53; equal values have equal weights; None =
+    each weighs 1.
+    """
+    border = _border(values, weights, target)
+    above, ties = np.flatnonzero(values > border), np.flatnonzero(values == border)
+    each = 1 if weights is None else int(weights[ties[0]])
+    inside = values >= border
+    inside[ties[-((_weigh(weights, above) - target) // each) :]] = False
+    return np.flatnonzero(inside)
+
+
+def _weigh(weights: Floats | None, places: Columns) -> int:
+    return len(places) if weights is None else int(weights[places].sum())
+
+
+def _border(values: Floats, weights: Floats | None, target: int) -> float:
+    """The value v with weight(values > v) < target <= weight(values >= v), without sorting more than a few hundred.
+
+    First a guess that is usually right: the border is near the best value. Then a histogram finds the bucket it is in.
+    """
+    highest, lowest = float(values.max()), float(values.min())
+    inside = np.flatnonzero(values > highest - _NEAR)
+    if _weigh(weights, inside) >= target:
+        values, weights = values[inside], None if weights is None else weights[inside]
+    if len(values) > _SMALL:
+        depth = min(highest - lowest, _DEPTH) or 1.0
+        bucket = np.minimum((highest - values) * (_BUCKETS / depth), _BUCKETS - 1).astype(np.intp)
+        running = np.bincount(bucket, weights, _BUCKETS).cumsum()
+        place = int(np.searchsorted(running, target))
+        target -= int(running[place - 1]) if place else 0
+        inside = np.flatnonzero(bucket == place)
+        values, weights = values[inside], None if weights is None else weights[inside]
+    order = np.argsort(-values)
+    running = np.arange(1, len(values) + 1) if weights is None else weights[order].cumsum()
+    return float(values[order[np.searchsorted(running, target)]])
 
 
 def softmax(scores: Floats) -> Floats:
@@ -287,15 +316,10 @@ def token_logprobs(row: Floats, token: int, count: int) -> TokenLogprobs:
     float64, rounded to float32 at the end.
     """
     exact = row.astype(np.float64)
-    best = float(exact.max())
-    total = best + math.log(float(np.exp(exact - best).sum()))
-    top = _NONE
-    if count:
-        for window in _WINDOWS:
-            top = np.flatnonzero(exact >= best - window)
-            if len(top) >= count:
-                break
-        top = top[np.argsort(-exact[top], kind="stable")][:count]
+    highest = float(exact.max())
+    total = highest + math.log(float(np.exp(exact - highest).sum()))
+    top = best(row, None, count) if 0 < count < len(row) else np.arange(len(row) if count else 0)
+    top = top[np.argsort(-exact[top], kind="stable")]
     values = [float(np.float32(x - total)) for x in (exact[token], *exact[top])]
     return TokenLogprobs(values[0], tuple(top.tolist()), tuple(values[1:]))
 
@@ -338,6 +362,6 @@ def truncated(ids: Columns, probs: Floats, count: int) -> tuple[Columns, npt.NDA
 
     Rounded before anything is drawn: the numbers that are sent are the very numbers that are sampled from.
     """
-    best = np.sort(np.argsort(-probs, kind="stable")[:count])
-    rounded = (probs[best] / probs[best].sum()).astype(np.float32)
-    return ids[best][rounded > 0], rounded[rounded > 0]
+    likeliest = best(probs, None, count) if count < len(probs) else np.arange(len(probs))
+    rounded = (probs[likeliest] / probs[likeliest].sum()).astype(np.float32)
+    return ids[likeliest][rounded > 0], rounded[rounded > 0]

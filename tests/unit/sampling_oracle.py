@@ -36,7 +36,7 @@ def scores(
     if 0 < params.top_k < len(row):
         order = order[: params.top_k]
     if params.top_p < 1.0:
-        masses = [int(float(np.exp(row[i])) * 2.0**40) for i in order]
+        masses = [int(float(np.exp(row[i])) * 2.0**34) for i in order]
         wanted, reached, n = max(1, math.ceil(params.top_p * sum(masses))), 0, 0
         while reached < wanted:
             reached, n = reached + masses[n], n + 1

@@ -11,7 +11,7 @@ import torch
 
 from specdec import noise
 from specdec.errors import InvalidRequest, NonFinite
-from specdec.sampling import DRAFT_TOP_K, Sampler, draft_choice, mass, softmax, token_logprobs, truncated
+from specdec.sampling import DRAFT_TOP_K, Sampler, best, draft_choice, mass, softmax, token_logprobs, truncated
 from specdec.seeds import DRAFT
 from specdec.terms import DraftMethod, SamplingParams
 from tests.unit import sampling_oracle as oracle
@@ -93,6 +93,26 @@ def test_vocabulary_sized_rows_equal_a_full_sort(params):
         expected[order] = tempered[order]
         np.testing.assert_array_equal(scores(s, row), expected)
         assert choose(s, row) == oracle.choice(expected, 11, 3)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.02, 1.0, 3.0, 200.0])
+@pytest.mark.parametrize("ties", [False, True])
+def test_best_equals_a_full_sort(scale, ties):
+    rng = np.random.default_rng(int(scale * 100))
+    for n in (1, 2, 513, 5000):
+        values = (rng.standard_normal(n) * scale).astype(np.float32)
+        values = np.round(values) if ties else values
+        values -= values.max()
+        values[rng.random(n) < 0.1] = -np.inf
+        values[n // 2] = 0.0
+        order = np.argsort(-values, kind="stable")
+        for k in {1, max(1, n // 50), max(1, n // 2)}:
+            assert best(values, None, k).tolist() == sorted(order[:k])
+        masses = mass(values)
+        running = masses[order].cumsum()
+        for share in (1e-9, 0.3, 0.9, 0.9999, 1.0):
+            target = max(1, math.ceil(share * running[-1]))
+            assert best(values, masses, target).tolist() == sorted(order[: np.searchsorted(running, target) + 1])
 
 
 def test_a_row_is_decided_alone():
