@@ -95,7 +95,7 @@ def _load_module(folder: Path, config: EngineConfig) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # a service's log is no terminal
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # a service's log is no terminal
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=_torch_dtype(config), local_files_only=True)
     except ValueError as error:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 from specdec.engine import EngineConfig, EngineThread, load_engine_from_module
 from specdec.engine.weights import eos_ids, read_draft_ids, weights_digest
 from tests.tiny import tiny_llama
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
 
 
 def fingerprint(seed: int = 0, **options: object) -> str:

@@ -141,6 +141,23 @@ def test_without_the_self_test_nothing_is_claimed():
     assert not build("int8").info.batch_invariant
 
 
+def test_two_threads_split_the_work_and_not_the_sums():
+    try:
+        assert straddling(build("int8", threads=2))
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_far_positions():
+    """Where the precomputed masks have to grow."""
+    tokens = text(1300)
+    engine = load_engine_from_module(tiny_llama(5, window=1300), EngineConfig(dtype="int8", kv_tokens=4096, self_test=False))
+    reference = whole(engine, tokens)
+    for start in (1018, 1020, 1279, 1290):
+        rows = played(engine, tokens, start, [Turn(3, (1, 1)), Turn(1), Turn(6)])
+        assert torch.equal(rows, reference[start : start + len(rows)])
+
+
 def test_query_norms_too():
     engine = load_engine_from_module(tiny_qwen3(6), EngineConfig(dtype="int8", kv_tokens=4096, self_test=False))
     assert straddling(engine)
