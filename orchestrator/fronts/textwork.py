@@ -14,7 +14,7 @@ from orchestrator.text import TextModel, template_args
 from specdec.errors import InvalidRequest, Overloaded
 
 THREADS = 2  # so that one long prompt does not hold up all short ones
-MAX_TASKS = 256  # running and waiting
+MAX_TASKS = 2048  # running and waiting; more than admission lets in by default, so that it is admission that refuses a burst
 RETRY_AFTER_MS = 1000
 T = TypeVar("T")
 

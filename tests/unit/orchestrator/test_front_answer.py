@@ -157,7 +157,7 @@ def test_a_resumed_answer_that_was_over() -> None:
     assert (rest, last.reason, last.usage.completion_tokens, last.usage.discarded) == (Delta(), FinishReason.STOP, 2, 0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     text=st.text("abAB!", max_size=40),
     stops=st.lists(st.text("abAB!", min_size=1, max_size=3), max_size=3),

@@ -16,7 +16,7 @@ from specdec.errors import Unsupported
 from tests.unit.orchestrator.tokenizers_here import FAMILIES, byte_fallback, byte_fallback_no_strip, byte_level, metaspace
 
 REAL = Path(__file__).parents[3] / "models" / "smollm2-135m" / "tokenizer.json"
-EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 HANGUL = st.text(st.characters(min_codepoint=0xAC00, max_codepoint=0xD7A3), max_size=12)
 EMOJI = st.lists(

@@ -78,7 +78,7 @@ def searched(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
     return text, None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=LETTERS, stops=STOPS, cuts=st.lists(st.integers(0, 24), max_size=6), include=st.booleans())
 def test_any_cut_gives_what_a_search_in_the_whole_text_gives(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
     borders = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
@@ -87,7 +87,7 @@ def test_any_cut_gives_what_a_search_in_the_whole_text_gives(text: str, stops: l
     assert ("".join(shown), stop) == searched(text, stops, include)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=LETTERS, stops=STOPS)
 def test_nothing_harmless_is_held_back(text: str, stops: list[str]) -> None:
     """Held = the longest end of the text that begins a stop string; one character more would be too much."""
