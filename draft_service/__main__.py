@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import sys
+import time
 
 from draft_service.checks import Limits
 from draft_service.choosing import chooser_factory
@@ -21,6 +22,8 @@ from specdec.errors import Mismatch
 from specdec.runtime.server import Runtime, Service, serve
 from specdec.terms import ModelInfo
 from specdec.vocabulary import Vocabulary, vocabulary
+
+HUNG_S = 30.0  # a plan that runs for longer than this never ends
 
 log = logging.getLogger("draft")
 
@@ -60,7 +63,11 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(thread.close)
 
-    return Service(add=servicer.add_to, close=close)
+    def alive() -> bool:
+        since = thread.running_since
+        return since is None or time.monotonic() - since < HUNG_S
+
+    return Service(add=servicer.add_to, close=close, alive=alive)
 
 
 def check_draft_ids(info: EngineInfo, words: Vocabulary) -> None:
