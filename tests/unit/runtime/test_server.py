@@ -31,12 +31,25 @@ SERVICE = Path(__file__).with_name("echo_service.py")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+STARTED: list[Process] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    yield
+    for process in STARTED:
+        process.popen.kill()
+        process.popen.communicate()
+
+
 class Process:
     def __init__(self, **settings: str) -> None:
         environment = {**os.environ, **{f"SPECDEC_{name}": value for name, value in settings.items()}}
         self.popen = subprocess.Popen(
             [sys.executable, str(SERVICE)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+
+        STARTED.append(self)
 
     def ready(self) -> re.Match[str]:
         assert self.popen.stdout is not None
