@@ -65,10 +65,15 @@ class EngineLoop:
         self._outlets[stream] = outlet
         return stream, outlet
 
-    def detach(self, stream: int) -> None:
-        self._outlets.pop(stream, None)
+    def silence(self, stream: int) -> None:
+        """Nothing more is taken from the stream or given to it; the leases of its sessions begin."""
         self.verifier.detach(stream, self._now_ms())
         self._wake.set()  # KV may be free, a wave may be complete
+
+    def detach(self, stream: int) -> None:
+        """The call ended."""
+        self._outlets.pop(stream, None)
+        self.silence(stream)
 
     def submit(self, stream: int, items: Sequence[Step | Close], answers: Sequence[Answer] = ()) -> None:
         """`answers`: to items that could not even be read."""

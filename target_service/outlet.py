@@ -32,6 +32,7 @@ class Outlet:
         self._wake = asyncio.Event()
         self._ended = False
         self._fault: SpecdecError | None = None
+        self._failed = asyncio.Event()
 
     def offer(self, batch: Batch) -> None:
         self._unread += len(batch.answers)
@@ -47,7 +48,12 @@ class Outlet:
         """What waits is lost; the stream ends with this status."""
         self._fault = self._fault or fault
         self._batches.clear()
+        self._failed.set()
         self._wake.set()
+
+    async def failed(self) -> None:
+        """Returns when the stream has a fault, although its writer may still be waiting for the reader."""
+        await self._failed.wait()
 
     def end(self) -> None:
         """The stream ends once everything is written."""

@@ -43,13 +43,19 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             raise InvalidRequest("hello", "the first message must carry it")
         stream, outlet = self._loop.attach(hello.orchestrator_id)
         reader = asyncio.create_task(self._read(context, stream, outlet), name=f"read stream {stream}")
+        writer = asyncio.create_task(self._write(context, outlet), name=f"write stream {stream}")
+        failed = asyncio.create_task(outlet.failed(), name=f"watch stream {stream}")
         try:
             self._loop.submit(stream, hello.items, hello.rejected)
-            await self._write(context, outlet)
+            await asyncio.wait((writer, failed), return_when=asyncio.FIRST_COMPLETED)
+            self._loop.silence(stream)
+            reader.cancel()
+            await writer  # one that waits for a slow reader can only tell the fault once the reader is there again
         finally:
             self._loop.detach(stream)
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            for task in (reader, writer, failed):
+                task.cancel()
+            await asyncio.gather(reader, writer, failed, return_exceptions=True)
 
     async def _read(self, context: Context, stream: int, outlet: Outlet) -> None:
         """Items until the caller has no more. What is wrong with a message as a whole ends the stream."""

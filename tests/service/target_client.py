@@ -55,8 +55,11 @@ class Stream:
 
 
 @asynccontextmanager
-async def verify_stream(port: int, orchestrator_id: str | None = "orch") -> AsyncIterator[Stream]:
-    async with open_channel(f"127.0.0.1:{port}") as channel:
+async def verify_stream(port: int, orchestrator_id: str | None = "orch", *, narrow: bool = False) -> AsyncIterator[Stream]:
+    """`narrow`: a receive window of 64 KB that never grows, so that a server soon feels that nobody reads."""
+    endpoint = f"127.0.0.1:{port}"
+    window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
+    async with grpc.aio.insecure_channel(endpoint, options=window) if narrow else open_channel(endpoint) as channel:
         call = target_pb2_grpc.TargetServiceStub(channel).Verify()
         made = Stream(call)
         if orchestrator_id is not None:

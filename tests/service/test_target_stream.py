@@ -75,8 +75,8 @@ async def serving(max_unread: int = 64, **limits: Any) -> AsyncIterator[Target]:
         thread.close()
 
 
-def stream(target: Target, orchestrator_id: str | None = "orch") -> AbstractAsyncContextManager[Stream]:
-    return verify_stream(target.port, orchestrator_id)
+def stream(target: Target, orchestrator_id: str | None = "orch", *, narrow: bool = False) -> AbstractAsyncContextManager[Stream]:
+    return verify_stream(target.port, orchestrator_id, narrow=narrow)
 
 
 async def generate(talk: Stream, prompt: list[int], count: int, session: str = "s", k: int = 3) -> list[int]:
@@ -204,15 +204,25 @@ async def test_bad_items_are_answered_by_name_and_the_stream_goes_on() -> None:
 
 async def test_a_reader_that_is_too_slow_loses_its_stream_and_nobody_else_waits() -> None:
     """F80"""
-    async with serving(max_unread=16) as target, stream(target, "slow") as slow, stream(target, "quick") as quick:
-        text = list(range(40)) * 12
-        for turn in range(3000):
-            if slow.call.done():
+    async with (
+        serving(max_unread=16, lease_ms=0.0) as target,
+        stream(target, "slow", narrow=True) as slow,
+        stream(target, "quick") as quick,
+    ):
+        await target.until(lambda: target.loop.num_streams == 2)
+        await quick.send(first_step([9], session="other"))
+        await slow.send(first_step([8], session="held"))
+        await target.until(lambda: target.bench.verifier.num_sessions == 2)
+        for turn in range(200):
+            # Each is answered at once, and takes more than a kilobyte on the way back.
+            await slow.send(*(next_step([1, 2], round_=7, session=f"{turn}-{i}-" + "x" * 100) for i in range(12)))
+            if target.bench.verifier.num_sessions == 1:
                 break
-            steps = [next_step(text, round_=7, session=f"{turn}-{i}-" + "x" * 100) for i in range(12)]
-            await slow.send(*steps)
+        # Its sessions are let go although it does not even read that.
+        await target.until(lambda: target.bench.verifier.num_sessions == 1, 10.0)
         code, details = await slow.status()
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "unread" in details
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "unread" in details, details
+        assert isinstance((await quick.answer()).outcome, Result)
         assert await generate(quick, [1, 2], 5) == reference(SCRIPT, [1, 2], 5)
 
 

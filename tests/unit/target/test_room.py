@@ -128,6 +128,22 @@ def test_sessions_nobody_speaks_for_go_first() -> None:
     assert only(bench.send(back, next_step(committed, round_=2))) == NoRoom(50)
 
 
+def test_a_session_nobody_speaks_for_is_parked_before_a_younger_one() -> None:
+    bench = Bench(pool=50, reserve_tokens=4)
+    stream, leaver = bench.hello(), bench.hello("leaver")
+    bench.send(stream, first_step(prompt(0), session="old"))
+    bench.send(leaver, first_step(prompt(1), session="left"))
+    bench.send(stream, first_step(prompt(2), session="young"))
+    bench.turn()
+    bench.verifier.detach(leaver, bench.now)
+    old = [*prompt(0), *reference(SCRIPT, prompt(0), 1)]
+    bench.send(stream, next_step([*old, *[1] * 15], [7] * 8, round_=2, session="old", base=10))
+    assert [a.session_id for _, a in bench.turn()] == ["old"]
+    young = [*prompt(2), *reference(SCRIPT, prompt(2), 1)]
+    bench.send(stream, next_step(young, round_=2, session="young"))
+    assert only(bench.turn()).tokens == tuple(reference(SCRIPT, young, 1)), "it kept its KV"
+
+
 @pytest.mark.parametrize("k", [0, 3, 8])
 def test_eight_sessions_on_room_for_seven(k: int) -> None:
     """All finish equal to the reference, with at most 8 prefills more than sessions."""

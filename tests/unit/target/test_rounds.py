@@ -156,6 +156,22 @@ def test_a_lower_base_rolls_back() -> None:
     assert bench.engine.log[-1][0].start == 7
 
 
+def test_a_shorter_history_and_what_follows_it() -> None:
+    bench = Bench()
+    stream, committed = begun(bench, k=4)
+    bench.send(stream, next_step(committed, round_=2))
+    committed += only(bench.turn()).tokens
+    shorter = committed[:8]
+    bench.send(stream, next_step(shorter, round_=3, base=4))
+    assert only(bench.turn()).tokens == tuple(reference(SCRIPT, shorter, 1)), "all of it was in KV: its last token is fed again"
+    assert bench.engine.log[-1][0].start == 7
+    edited = [*shorter[:6], 50]
+    bench.send(stream, next_step(edited, round_=4, base=6))
+    edited += only(bench.turn()).tokens
+    bench.send(stream, next_step(edited, round_=5))
+    assert only(bench.turn()).tokens == tuple(reference(SCRIPT, edited, 1))
+
+
 def test_time_runs_out_in_the_queue_and_the_round_stays_open() -> None:
     bench = Bench()
     stream, committed = begun(bench)
@@ -208,4 +224,4 @@ def test_end_of_sequence_at_every_slot(slot: int) -> None:
     bench.send(stream, first_step(PROMPT, REF[:5]))
     result = only(bench.turn())
     assert (result.tokens, result.finish, result.stop_token_id) == (tuple(REF[:first]), FinishReason.STOP, eos)
-    assert result.num_accepted == first
+    assert result.num_accepted == first and result.kv_length_after == len(PROMPT) + first - 1, "the newest token is never in KV"
