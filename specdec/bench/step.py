@@ -17,7 +17,7 @@ from specdec.sampling import Sampler
 from specdec.terms import SamplingParams
 
 WARM_UP = 3
-REPEATS = 15
+REPEATS = 21
 SAMPLED_ROWS = 64
 SAMPLING = {
     "greedy": SamplingParams(temperature=0.0),
