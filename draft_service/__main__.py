@@ -67,7 +67,7 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         since = thread.running_since
         return since is None or time.monotonic() - since < HUNG_S
 
-    return Service(add=servicer.add_to, close=close, alive=alive)
+    return Service(add=servicer.add_to, drain=worker.drain, close=close, alive=alive)
 
 
 def check_draft_ids(info: EngineInfo, words: Vocabulary) -> None:

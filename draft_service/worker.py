@@ -15,7 +15,7 @@ from draft_service.drafter import RETRY_MS, Addressed, Drafter
 from draft_service.outbox import Outbox
 from draft_service.plan import DraftPlan, PlanOutcome
 from draft_service.stepper import Stepper
-from specdec.errors import Overloaded
+from specdec.errors import Overloaded, Unavailable
 from specdec.terms import DraftCommand
 
 MAX_STREAMS = 256
@@ -78,6 +78,11 @@ class Worker:
         load = self.drafter.load()
         for outbox in self._outboxes.values():
             outbox.put_load(load)
+
+    async def drain(self) -> None:
+        """Ends every stream: a session loses nothing by going to another draft, and everything by waiting for this one."""
+        for outbox in self._outboxes.values():
+            outbox.end(Unavailable("this draft is stopping"))
 
     async def run(self) -> None:
         """Until cancelled. At most one plan is with the engine."""
