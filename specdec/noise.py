@@ -88,9 +88,9 @@ def _twice_atanh(s: Tensor) -> Tensor:
     z = s * s
     series = torch.full_like(s, _ODD_INVERSES[0])
     for inverse in _ODD_INVERSES[1:]:
-        series = series * z + inverse
+        series.mul_(z).add_(inverse)
     twice = s + s
-    return twice + twice * (z * series)
+    return series.mul_(z).mul_(twice).add_(twice)
 
 
 def _log(x: Tensor) -> Tensor:

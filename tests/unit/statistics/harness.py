@@ -21,7 +21,7 @@ from specdec.seeds import ACCEPTANCE, DRAFT, RESIDUAL, SHARED
 Array = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
 P_LEAST = 1e-4  # a chi-square test passes above this
-CHUNK = 1 << 16
+CHUNK = 1 << 13
 
 
 def gumbels(seeds: Tokens, tag: int, positions: Tokens | int, vocab_size: int) -> npt.NDArray[np.float32]:

@@ -8,7 +8,7 @@ from specdec.seeds import DRAFT
 from tests.unit.statistics.harness import P_LEAST, markov, p_value, seeds_from
 
 LENGTH = 3
-SHORT, LONG = 150_000, 2_000_000
+SHORT, LONG = 100_000, 2_000_000
 
 
 @pytest.mark.parametrize("method", ["coupled", "standard"])
