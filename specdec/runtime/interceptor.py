@@ -17,9 +17,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from specdec import status
-from specdec.errors import InternalFault, SpecdecError
+from specdec.errors import InternalFault, InvalidRequest, SpecdecError
 from specdec.runtime.telemetry import Telemetry
 from specdec.runtime.trace import current_traceparent, parse
 
@@ -51,13 +52,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         inner = getattr(handler, kind)
         outer = self._generator(inner, method, header) if inspect.isasyncgenfunction(inner) else self._coroutine(inner, method, header)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        made: grpc.RpcMethodHandler[Any, Any] = make(outer, handler.request_deserializer, handler.response_serializer)
+        reader = handler.request_deserializer if handler.request_streaming else _reader(handler.request_deserializer)
+        made: grpc.RpcMethodHandler[Any, Any] = make(outer, reader, handler.response_serializer)
         return made
 
     def _generator(self, inner: Callable[..., AsyncGenerator[Any]], method: str, header: str) -> Callable[..., AsyncIterator[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             # Closed here and now: an abandoned generator would run its finally blocks whenever the collector likes.
-            async with self._around(context, method, header), contextlib.aclosing(inner(request, context)) as items:
+            async with self._around(context, method, header), contextlib.aclosing(inner(_read(request), context)) as items:
                 async for item in items:
                     yield item
 
@@ -66,7 +68,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _coroutine(self, inner: Callable[..., Awaitable[Any]], method: str, header: str) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             async with self._around(context, method, header):
-                return await inner(request, context)
+                return await inner(_read(request), context)
 
         return call
 
@@ -97,6 +99,31 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         finally:
             labels = {"rpc.system.name": "grpc", "rpc.method": method, "rpc.status_code": code}
             self._duration.record(time.perf_counter() - started, labels)
+
+
+class _Unreadable:
+    """In place of a request that protobuf cannot read."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """gRPC would answer bytes that are no message with UNKNOWN: the caller's mistake has to be told as one."""
+
+    def read(raw: bytes) -> Any:
+        try:
+            return deserialize(raw)
+        except DecodeError as error:
+            return _Unreadable(str(error))
+
+    return read
+
+
+def _read(request: Any) -> Any:
+    if isinstance(request, _Unreadable):
+        raise InvalidRequest("request", f"must be a message of the published protocol: {request.reason}")
+    return request
 
 
 def _being_cancelled() -> bool:

@@ -1,0 +1,327 @@
+"""Bad and odd requests over the wire. Each is answered by a defined result or by a status that names the field; the neighbours' streams
+on the same target do not notice any of it.
+
+Names begin with the field case. Most requests are built byte by byte: an old client, a foreign one, a hostile one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from specdec.v1 import common_pb2
+from specdec.v1 import generation_pb2 as pb
+from tests.e2e.raw import Neighbours, RawClient, Reply, double, fixed64, num, packed, sub, token_prompt
+from tests.e2e.stack import Stack, running
+from tests.tiny import save_tiny
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+VOCAB, WINDOW = 320, 256
+MINUS_ONE = 2**32 - 1
+FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
+PROMPT = [10, 11, 12]
+ENOUGH = num(11, 12)  # SamplingParams.max_tokens
+SEED = fixed64(6, 11)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    model = save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0, window=WINDOW)
+    with running(model, model, target=FLOAT64, draft=FLOAT64) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> Iterator[RawClient]:
+    with RawClient(stack.endpoint) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def neighbours(stack: Stack, client: RawClient) -> Iterator[Neighbours]:
+    """Three long streams: greedy, sampled, without speculation."""
+    requests = [
+        pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=[20 + i, 30, 40]),
+            seed=i,
+            num_speculative_tokens=3 * (i < 2),
+            sampling=common_pb2.SamplingParams(temperature=float(i > 0), max_tokens=200, ignore_eos=True),
+        )
+        for i in range(3)
+    ]
+    wanted = [client.generate(request) for request in requests]
+    assert [len(reply.token_ids) for reply in wanted] == [200] * 3
+    with Neighbours(stack.endpoint, requests, wanted) as neighbours:
+        yield neighbours
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(neighbours: Neighbours) -> Iterator[None]:
+    with neighbours.undisturbed():
+        yield
+
+
+def sampling(*fields: bytes) -> bytes:
+    return sub(5, b"".join(fields))
+
+
+def answered(reply: Reply) -> Reply:
+    assert (reply.code, reply.details) == ("OK", "")
+    assert reply.started is not None and reply.finished is not None
+    assert reply.finished.usage.completion_tokens == len(reply.token_ids)
+    return reply
+
+
+def refused(reply: Reply, field: str, code: str = "INVALID_ARGUMENT") -> None:
+    assert (reply.code, reply.field) == (code, field), reply.details
+    assert reply.details.startswith(field) and len(reply.details) > len(field) + 5, "the remedy is missing"
+    assert reply.started is None and not reply.token_ids
+
+
+# ---------------------------------------------------------------- F20: unset, empty and zero are three things
+
+
+@pytest.fixture(scope="module")
+def plain(client: RawClient) -> Reply:
+    """What a new client gets that sets every default itself."""
+    explicit = common_pb2.SamplingParams(
+        temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0,
+        max_tokens=WINDOW - len(PROMPT), min_tokens=0, ignore_eos=False,
+    )  # fmt: skip
+    request = pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=PROMPT), seed=11, sampling=explicit, n=1, priority=0, include_stop_str_in_output=False,
+        skip_special_tokens=True, num_speculative_tokens=3, enable_adaptive_verification=False, disable_spec_decode=False,
+        use_heterogeneous_vocab=False,
+        rejection_sample_method=common_pb2.REJECTION_SAMPLE_METHOD_COUPLED, draft_sample_method=common_pb2.DRAFT_SAMPLE_METHOD_GUMBEL,
+    )  # fmt: skip
+    reply = answered(client.generate(request))
+    assert len(reply.token_ids) > 20
+    return reply
+
+
+@pytest.fixture(scope="module")
+def greedy(client: RawClient) -> Reply:
+    return answered(client.generate(token_prompt(PROMPT) + SEED + sampling(double(1, 1e-6))))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [b"", sampling(), sampling(double(1, 1.0)), sampling(num(2, 0)), sampling(num(12, 0)), sampling(num(13, 0))],
+    ids=["no sampling message", "empty message", "temperature 1", "top_k 0", "min_tokens 0", "ignore_eos false"],
+)
+def test_F20_absent_is_the_documented_default(client: RawClient, plain: Reply, parameters: bytes) -> None:
+    got = answered(client.generate(token_prompt(PROMPT) + SEED + parameters))
+    assert (got.token_ids, got.text) == (plain.token_ids, plain.text)
+    assert got.finished is not None and plain.finished is not None
+    assert got.finished.settings == plain.finished.settings
+    assert got.finished.settings.sampling.max_tokens == WINDOW - len(PROMPT)
+    assert not got.logprobs
+
+
+def test_F20_temperature_zero_is_zero(client: RawClient, plain: Reply, greedy: Reply) -> None:
+    got = answered(client.generate(token_prompt(PROMPT) + fixed64(6, 99) + sampling(double(1, 0.0))))
+    assert got.token_ids == greedy.token_ids != plain.token_ids
+    assert got.finished is not None and got.finished.settings.sampling.HasField("temperature")
+    assert got.finished.settings.sampling.temperature == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [(num(11, 0), "max_tokens"), (double(3, 0.0), "top_p"), (double(7, 0.0), "repetition_penalty")],
+    ids=["max_tokens", "top_p", "repetition_penalty"],
+)
+def test_F20_zero_is_refused_where_it_means_nothing(client: RawClient, fields: bytes, name: str) -> None:
+    refused(client.generate(token_prompt(PROMPT) + sampling(fields)), f"sampling.{name}")
+
+
+def test_F20_zero_answers_are_refused(client: RawClient) -> None:
+    refused(client.generate(token_prompt(PROMPT) + num(7, 0)), "n")
+
+
+def test_F20_a_seed_of_zero_is_a_seed(client: RawClient) -> None:
+    first, second, unset, other = (
+        answered(client.generate(token_prompt(PROMPT) + sampling(ENOUGH) + seed)) for seed in (fixed64(6, 0), fixed64(6, 0), b"", b"")
+    )
+    assert first.token_ids == second.token_ids
+    seeds = [reply.started.seed for reply in (first, second, unset, other) if reply.started]
+    assert seeds[:2] == [0, 0] and len(set(seeds)) == 3
+
+
+def test_F20_a_block_of_zero_is_kept(client: RawClient) -> None:
+    off, default = (answered(client.generate(token_prompt(PROMPT) + SEED + sampling(ENOUGH) + k)) for k in (num(12, 0), b""))
+    assert off.token_ids == default.token_ids
+    assert off.finished and off.finished.speculative.num_spec_steps == 0 and off.finished.settings.num_speculative_tokens == 0
+    assert default.finished and default.finished.speculative.num_spec_steps > 0
+
+
+def test_F20_no_alternatives_is_not_no_logprobs(client: RawClient) -> None:
+    got = answered(client.generate(token_prompt(PROMPT) + SEED + sampling(ENOUGH, num(15, 0))))
+    assert len(got.logprobs) == len(got.token_ids) > 0
+    assert all(entry.logprob < 0 and not entry.top_ids for entry in got.logprobs)
+
+
+def test_F20_false_is_not_absent(client: RawClient) -> None:
+    """skip_special_tokens and add_generation_prompt default to true."""
+    only_special = sampling(ENOUGH, sub(9, b"\x00"))  # allowed_token_ids [0], <|endoftext|>
+    shown, hidden = (answered(client.generate(token_prompt(PROMPT) + only_special + flag)) for flag in (num(11, 0), b""))
+    assert shown.text == "<|endoftext|>" * 12 and hidden.text == ""
+    chat = sub(1, sub(1, b"user") + sub(2, b"hi"))
+    bare, opened = (answered(client.generate(sub(3, chat + flag) + sampling(ENOUGH))) for flag in (num(3, 0), b""))
+    assert bare.started and opened.started and bare.started.prompt_tokens < opened.started.prompt_tokens
+
+
+# ---------------------------------------------------------------- F31: odd limits
+
+
+@pytest.mark.parametrize("limit", [-1, MINUS_ONE, 2**31])
+def test_F31_impossible_limits(client: RawClient, limit: int) -> None:
+    refused(client.generate(token_prompt(PROMPT) + sampling(num(11, limit), num(15, 2))), "sampling.max_tokens")
+
+
+def test_F31_a_huge_limit_is_the_window(client: RawClient, plain: Reply) -> None:
+    got = answered(client.generate(token_prompt(PROMPT) + SEED + sampling(num(11, 2**31 - 1), num(15, 2))))
+    assert got.token_ids == plain.token_ids
+    assert len(got.logprobs) == len(got.token_ids)
+
+
+# ---------------------------------------------------------------- F52: ids that nobody knows
+
+
+def bias(token: int, value: float) -> bytes:
+    return sampling(sub(8, num(1, token) + double(2, value)))
+
+
+UNKNOWN = {
+    "bias of the id past the last": (bias(VOCAB, 1.0), "sampling.logit_bias"),
+    "bias of -1": (bias(MINUS_ONE, 1.0), "sampling.logit_bias"),
+    "bias of 191222": (bias(191222, -100.0), "sampling.logit_bias"),
+    "bias NaN": (bias(5, math.nan), "sampling.logit_bias"),
+    "bias of infinity": (bias(5, math.inf), "sampling.logit_bias"),
+    "bias of 101": (bias(5, 101.0), "sampling.logit_bias"),
+    "allowed": (sampling(packed(9, [5, VOCAB])), "sampling.allowed_token_ids"),
+    "banned": (sampling(packed(10, [MINUS_ONE])), "sampling.banned_token_ids"),
+    "stop": (sampling(packed(14, [VOCAB])), "sampling.stop_token_ids"),
+    "resumed": (packed(4, [5, VOCAB]), "output_token_ids"),
+    "nothing left": (sampling(packed(9, [5, 6]), packed(10, [5, 6])), "sampling.allowed_token_ids"),
+    "all banned": (sampling(packed(10, range(VOCAB))), "sampling.banned_token_ids"),
+    "too many alternatives": (sampling(num(15, 21)), "sampling.logprobs"),
+    "NaN temperature": (sampling(double(1, math.nan)), "sampling.temperature"),
+    "negative temperature": (sampling(double(1, -0.5)), "sampling.temperature"),
+    "unknown method": (num(15, 77), "rejection_sample_method"),
+    "unknown draft method": (num(16, 77), "draft_sample_method"),
+    "methods that do not fit": (num(15, 1) + num(16, 3), "draft_sample_method"),
+    "block too long": (num(12, 17), "num_speculative_tokens"),
+    "seventeen stops": (b"".join(sub(9, b"x") for _ in range(17)), "stop"),
+    "empty stop": (sub(9, b""), "stop[0]"),
+    "a name of 129 bytes": (sub(18, b"x" * 129), "request_id"),
+    "an empty name": (sub(18, b""), "request_id"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_F52_unknown_ids_and_values(client: RawClient, name: str) -> None:
+    fields, field = UNKNOWN[name]
+    refused(client.generate(token_prompt(PROMPT) + fields), field)
+
+
+@pytest.mark.parametrize("token", [VOCAB, MINUS_ONE, 2**31])
+def test_F52_prompt_ids(client: RawClient, token: int) -> None:
+    refused(client.generate(token_prompt([5, token, 6])), "token_ids.ids")
+
+
+# ---------------------------------------------------------------- F60: hardly any prompt
+
+
+EMPTY = {
+    "none": (b"", "prompt"),
+    "empty text": (sub(1, b""), "prompt"),
+    "no ids": (sub(2, b""), "prompt"),
+    "no messages": (sub(3, b""), "messages.messages"),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_F60_empty_prompts(client: RawClient, name: str) -> None:
+    content, field = EMPTY[name]
+    refused(client.generate(content + sampling(ENOUGH)), field)
+
+
+@pytest.mark.parametrize("content", [token_prompt([0]), token_prompt([2]), sub(1, b"<|im_end|>"), sub(1, b"\x00")])
+def test_F60_one_token_is_a_prompt(client: RawClient, content: bytes) -> None:
+    got = answered(client.generate(content + sampling(ENOUGH, num(13, 1))))
+    assert got.started is not None and got.started.prompt_tokens == 1
+    assert len(got.token_ids) == 12
+
+
+@pytest.mark.parametrize("content", [sub(1, b"\xff\xfe"), b"\xff" * 64, sub(5, b"\x09")], ids=["not UTF-8", "garbage", "cut short"])
+def test_F60_no_message_at_all(client: RawClient, content: bytes) -> None:
+    refused(client.generate(content), "request")
+
+
+# ---------------------------------------------------------------- F64: at the end of the window
+
+
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("limit", [b"", num(11, 2**31 - 1), num(11, 1)], ids=["absent", "huge", "one"])
+@pytest.mark.parametrize("length", [WINDOW - 2, WINDOW - 1, WINDOW, WINDOW + 1])
+def test_F64_prompts_as_long_as_the_window(client: RawClient, length: int, limit: bytes, k: int) -> None:
+    prompt = [3 + i * 7 % 300 for i in range(length)]
+    reply = client.generate(token_prompt(prompt) + num(12, k) + SEED + sampling(limit, num(13, 1), num(15, 1)))
+    if length > WINDOW:
+        refused(reply, "prompt")
+        return
+    answered(reply)
+    room = WINDOW - length
+    assert len(reply.token_ids) == len(reply.logprobs) == min(room, 1 if limit == num(11, 1) else room)
+    assert reply.finished is not None and reply.finished.finish_reason == common_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize("short_by", range(1, 6))
+def test_F64_resumed_next_to_the_end(client: RawClient, short_by: int) -> None:
+    """A block never reaches past the window, wherever the session begins."""
+    ignore = sampling(num(13, 1))
+    whole = answered(client.generate(token_prompt(PROMPT) + SEED + ignore))
+    assert len(whole.token_ids) == WINDOW - len(PROMPT)
+    got = client.generate(token_prompt(PROMPT) + SEED + ignore + num(12, 8) + packed(4, whole.token_ids[:-short_by]))
+    assert got.code == "OK", got.details
+    assert got.token_ids == whole.token_ids[-short_by:]
+
+
+# ---------------------------------------------------------------- F79: one name, two requests
+
+
+def test_F79_a_live_name_is_taken(client: RawClient) -> None:
+    long = token_prompt([20, 30, 40]) + SEED + sampling(num(11, 200), num(13, 1)) + sub(18, b"mine")
+    wanted = answered(client.generate(long))
+    call = client.stream(long)
+    first = Reply()
+    first.take(next(call))
+    second = client.generate(token_prompt(PROMPT) + sub(18, b"mine"))
+    assert second.code == "ALREADY_EXISTS" and "request_id" in second.details and "mine" in second.details
+    for message in call:
+        first.take(message)
+    assert first.token_ids == wanted.token_ids
+    assert answered(client.generate(long)).token_ids == wanted.token_ids  # free again
+
+
+# ---------------------------------------------------------------- F131: large messages
+
+
+def test_F131_messages_past_four_megabytes(client: RawClient) -> None:
+    """The default limit of gRPC would answer RESOURCE_EXHAUSTED without a reason; ours names the field."""
+    refused(client.generate(token_prompt([300] * 1_200_000 + [301] * 1_000_000)), "token_ids.ids")
+    refused(client.generate(sub(1, b"a" * (5 << 20))), "text")
+    chat = sub(1, sub(1, b"user") + sub(2, b"a" * (5 << 20)))
+    refused(client.generate(sub(3, chat)), "messages")
+
+
+def test_F131_a_long_prompt_that_may_be_sent(client: RawClient) -> None:
+    refused(client.generate(token_prompt([300] * 1_000_000)), "prompt")
+
+
+def test_F131_past_our_own_limit(client: RawClient) -> None:
+    reply = client.generate(sub(1, b"a" * (65 << 20)))
+    assert reply.code == "RESOURCE_EXHAUSTED" and "larger than max" in reply.details
+    assert answered(client.generate(token_prompt(PROMPT) + sampling(ENOUGH))).token_ids
