@@ -52,6 +52,14 @@ def test_one_id_and_a_whole_vocabulary_hear_the_same_bits():
             assert torch.equal(noise.gumbel(seed, tag, position, ids[start:stop], torch.float64), whole[start:stop])
 
 
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_every_device_hears_the_same_bits(device):
+    ids = torch.arange(20_000, device=device)
+    for tag in range(4):
+        here = noise.gumbel(2**63 + 12345, tag, 99, ids, torch.float64).cpu().tolist()
+        assert here == [noise.gumbel_one(2**63 + 12345, tag, 99, i) for i in range(20_000)]
+
+
 def test_seeds_and_positions_broadcast_as_tensors():
     raw = [0, 7, 2**63 + 1, 2**64 - 1]
     as_int64 = torch.tensor([s - 2**64 if s >= 2**63 else s for s in raw])

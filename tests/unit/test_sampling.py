@@ -115,6 +115,14 @@ def test_best_equals_a_full_sort(scale, ties):
             assert best(values, masses, target).tolist() == sorted(order[: np.searchsorted(running, target) + 1])
 
 
+def test_borders_of_top_p_and_of_mass():
+    """Two equal ids hold half each: top_p = 0.5 keeps one, anything more keeps both. Mass is rounded down."""
+    row = np.zeros(2, np.float32)
+    assert np.isfinite(scores(sampler(2, top_p=0.5), row)).tolist() == [True, False]
+    assert np.isfinite(scores(sampler(2, top_p=0.5 + 1e-12), row)).all()
+    assert mass(np.array([0.0, -23.5, -24.0])).tolist() == [2.0**34, 1.0, 0.0]
+
+
 def test_a_row_is_decided_alone():
     """The same bits whatever the row's neighbours, its place in memory and what was asked of the sampler before."""
     rng = np.random.default_rng(1)
