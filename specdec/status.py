@@ -14,6 +14,7 @@ from typing import Any, NoReturn, cast
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError as Unreadable  # bytes that are not the message they should be
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 

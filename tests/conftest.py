@@ -22,9 +22,7 @@ PAIR_MODELS = ("smollm2-135m", "smollm2-draft")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--rewrite-transcripts", action="store_true", help="write tests/scenarios/*.txt anew; review the change as a diff"
-    )
+    parser.addoption("--rewrite-transcripts", action="store_true", help="write tests/scenarios/*.txt anew; review the change as a diff")
 
 
 def budget_of(item: pytest.Item) -> str | None:
@@ -37,7 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(TESTS).parts[0]
         if budget_of(item) is None and folder in MARKED_BY_FOLDER:
             item.add_marker(MARKED_BY_FOLDER[folder])
-        if budget_of(item) is None:
+        budget = budget_of(item)
+        if budget is not None and not item.get_closest_marker("long"):
+            _budgets[item.nodeid] = budget
+        if budget is None:
             homeless.append(item.nodeid)
     if homeless:
         names = ", ".join(BUDGET_MINUTES)
@@ -51,12 +52,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    for name in BUDGET_MINUTES:
-        if name in report.keywords and "long" not in report.keywords:
-            _seconds[name] += report.duration
+    if (name := _budgets.get(report.nodeid)) is not None:
+        _seconds[name] += report.duration
 
 
 _seconds: collections.Counter[str] = collections.Counter()
+_budgets: dict[str, str] = {}  # node id -> whose minutes it uses; long tests use nobody's
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

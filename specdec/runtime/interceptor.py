@@ -17,7 +17,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from specdec import status
 from specdec.errors import InternalFault, InvalidRequest, SpecdecError
@@ -52,7 +51,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         inner = getattr(handler, kind)
         outer = self._generator(inner, method, header) if inspect.isasyncgenfunction(inner) else self._coroutine(inner, method, header)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        reader = handler.request_deserializer if handler.request_streaming else _reader(handler.request_deserializer)
+        reader = _reader(handler.request_deserializer, handler.request_streaming)
         made: grpc.RpcMethodHandler[Any, Any] = make(outer, reader, handler.response_serializer)
         return made
 
@@ -101,28 +100,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._duration.record(time.perf_counter() - started, labels)
 
 
-class _Unreadable:
-    """In place of a request that protobuf cannot read."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-
-def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """gRPC would answer bytes that are no message with UNKNOWN: the caller's mistake has to be told as one."""
+def _reader(deserialize: Callable[[bytes], Any], streaming: bool) -> Callable[[bytes], Any]:
+    """gRPC answers bytes that are no message with UNKNOWN; the caller's mistake has to be told as one. A stream is read inside the
+    handler, where raising does it; a single request is read before it, so the fault takes the request's place."""
 
     def read(raw: bytes) -> Any:
         try:
             return deserialize(raw)
-        except DecodeError as error:
-            return _Unreadable(str(error))
+        except status.Unreadable as error:
+            fault = InvalidRequest("request", f"must be a message of the published protocol: {error}")
+            if streaming:
+                raise fault from error
+            return fault
 
     return read
 
 
 def _read(request: Any) -> Any:
-    if isinstance(request, _Unreadable):
-        raise InvalidRequest("request", f"must be a message of the published protocol: {request.reason}")
+    if isinstance(request, InvalidRequest):
+        raise request
     return request
 
 
