@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
-from google.protobuf.message import DecodeError as Unreadable  # bytes that are not the message they should be
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
@@ -23,6 +23,7 @@ from specdec import errors
 MAX_MESSAGE = 999  # characters
 MAX_ENCODED = 2000  # bytes as gRPC writes them: three for each byte that is not printable ASCII; the details carry the text again, twice
 DEFAULT_RETRY_MS = 1000  # of an Overloaded without RetryInfo
+Unreadable = DecodeError  # what reading raises for bytes that are not the message they should be
 _DETAILS_KEY = "grpc-status-details-bin"
 
 Violations = list[tuple[str, str]]

@@ -59,13 +59,13 @@ class Session:
         return self._hash.value
 
     def rebase(self, base_length: int, committed: tuple[int, ...]) -> None:
-        """Committed tokens become tokens[:base_length] + committed. KV that agrees beyond the base is kept, all but the newest token."""
+        """Committed tokens become tokens[:base_length] + committed. KV that agrees beyond the base is kept, all but the newest token.
+        The base was compared by its hash, so no hash reaches past it."""
+        assert self._hash.length <= base_length <= len(self.tokens)
         keep, old = base_length, self.tokens
         limit = min(self.kv_length, base_length + len(committed) - 1)
         while keep < limit and old[keep] == committed[keep - base_length]:
             keep += 1
-        if self._hash.length > keep:
-            self._hash = PrefixHash(old[:keep])
         del old[base_length:]
         old.extend(committed)
         self.kv_length = keep

@@ -13,34 +13,26 @@ import pytest
 
 from specdec.v1 import common_pb2
 from specdec.v1 import generation_pb2 as pb
+from tests.e2e.conftest import WINDOW
 from tests.e2e.raw import Neighbours, RawClient, Reply, double, fixed64, num, packed, sub, token_prompt
-from tests.e2e.stack import Stack, running
-from tests.tiny import save_tiny
+from tests.e2e.stack import Stack
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
-VOCAB, WINDOW = 320, 256
+VOCAB = 320
 MINUS_ONE = 2**32 - 1
-FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
 PROMPT = [10, 11, 12]
 ENOUGH = num(11, 12)  # SamplingParams.max_tokens
 SEED = fixed64(6, 11)
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    model = save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0, window=WINDOW)
-    with running(model, model, target=FLOAT64, draft=FLOAT64) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[RawClient]:
-    with RawClient(stack.endpoint) as client:
+def client(questioned: Stack) -> Iterator[RawClient]:
+    with RawClient(questioned.endpoint) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def neighbours(stack: Stack, client: RawClient) -> Iterator[Neighbours]:
+def neighbours(questioned: Stack, client: RawClient) -> Iterator[Neighbours]:
     """Three long streams: greedy, sampled, without speculation."""
     requests = [
         pb.GenerateRequest(
@@ -53,7 +45,7 @@ def neighbours(stack: Stack, client: RawClient) -> Iterator[Neighbours]:
     ]
     wanted = [client.generate(request) for request in requests]
     assert [len(reply.token_ids) for reply in wanted] == [200] * 3
-    with Neighbours(stack.endpoint, requests, wanted) as neighbours:
+    with Neighbours(questioned.endpoint, requests, wanted) as neighbours:
         yield neighbours
 
 
@@ -61,6 +53,16 @@ def neighbours(stack: Stack, client: RawClient) -> Iterator[Neighbours]:
 def undisturbed(neighbours: Neighbours) -> Iterator[None]:
     with neighbours.undisturbed():
         yield
+
+
+def test_the_neighbours_would_notice(questioned: Stack, client: RawClient) -> None:
+    """Otherwise their silence means nothing."""
+    request = token_prompt(PROMPT) + SEED + sampling(ENOUGH)
+    wanted = client.generate(request)
+    wanted.token_ids[5] += 1
+    watched = Neighbours(questioned.endpoint, [pb.GenerateRequest.FromString(request)], [wanted])
+    with watched, pytest.raises(AssertionError, match="instead of"), watched.undisturbed():
+        client.generate(request)
 
 
 def sampling(*fields: bytes) -> bytes:

@@ -7,7 +7,6 @@ and not to these tables fails the first test.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,26 +16,18 @@ from specdec.terms import SamplingParams
 from specdec.v1 import common_pb2
 from specdec.v1 import generation_pb2 as pb
 from tests.e2e.raw import RawClient, Reply
-from tests.e2e.stack import Stack, running
-from tests.tiny import save_tiny, tiny_llama
+from tests.e2e.stack import Stack
+from tests.tiny import tiny_llama
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
-FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
 PROMPT = [10, 11, 12, 13, 11, 10]
 SEED, LENGTH, VOCAB, EOS = 11, 24, 320, 2
 STOP, LENGTH_REACHED = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    model: Path = save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0)
-    with running(model, model, target=FLOAT64, draft=FLOAT64) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[RawClient]:
-    with RawClient(stack.endpoint) as client:
+def client(questioned: Stack) -> Iterator[RawClient]:
+    with RawClient(questioned.endpoint) as client:
         yield client
 
 

@@ -128,6 +128,19 @@ def test_sessions_nobody_speaks_for_go_first() -> None:
     assert only(bench.send(back, next_step(committed, round_=2))) == NoRoom(50)
 
 
+def test_what_runs_for_nobody_is_not_taken_from_under_the_engine() -> None:
+    bench = Bench(pool=40, reserve_tokens=8)
+    gone, stream = bench.hello("gone"), bench.hello()
+    bench.send(gone, first_step(prompt(0, 25)))
+    plan = bench.plan()
+    assert plan is not None
+    bench.verifier.detach(gone, bench.now)
+    assert only(bench.send(stream, first_step(prompt(1, 25)))) == NoRoom(50)
+    bench.finish(plan)
+    back = bench.hello("gone")
+    assert only(bench.send(back, first_step(prompt(0, 25)))).tokens == tuple(reference(SCRIPT, prompt(0, 25), 1)), "it was stored"
+
+
 def test_a_session_nobody_speaks_for_is_parked_before_a_younger_one() -> None:
     bench = Bench(pool=50, reserve_tokens=4)
     stream, leaver = bench.hello(), bench.hello("leaver")

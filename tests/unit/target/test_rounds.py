@@ -183,6 +183,37 @@ def test_time_runs_out_in_the_queue_and_the_round_stays_open() -> None:
     assert only(bench.turn()).tokens == (REF[1],)
 
 
+def test_a_step_that_runs_does_not_expire() -> None:
+    bench = Bench()
+    stream, committed = begun(bench)
+    bench.send(stream, next_step(committed, round_=2, remaining_ms=5))
+    plan = bench.plan()
+    assert plan is not None
+    bench.now += 100
+    bench.verifier.tick(bench.now)
+    assert bench.heard() == []
+    bench.finish(plan)
+    assert only(bench.heard()).tokens == (REF[1],)
+
+
+@pytest.mark.parametrize("change", ["other tokens", "only what the piece held", "the same"])
+def test_a_step_may_expire_and_come_again_while_a_piece_of_its_prefill_runs(change: str) -> None:
+    bench = Bench(max_step_rows=9)
+    stream = bench.hello()
+    tokens = list(range(20))
+    bench.send(stream, first_step(tokens, prompt_length=4, remaining_ms=5))
+    plan = bench.plan()
+    assert plan is not None and plan.size == 9
+    bench.now += 10
+    bench.verifier.tick(bench.now)
+    assert only(bench.heard()) == Expired()
+    again = {"other tokens": [*tokens[:5], *[60] * 15], "only what the piece held": tokens[:9], "the same": tokens}[change]
+    bench.send(stream, first_step(again, prompt_length=4))
+    bench.finish(plan)
+    assert only(bench.until_answered(stream)).tokens == tuple(reference(SCRIPT, again, 1))
+    assert bench.engine.log[1][0].start == (0 if change == "other tokens" else 8 if len(again) == 9 else 9)
+
+
 def test_max_tokens_ends_inside_the_block_and_rows_that_cannot_count_are_not_scored() -> None:
     for max_tokens in range(1, 7):
         bench = Bench()
