@@ -1,0 +1,21 @@
+"""One small stack for the files that only ask questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.stack import Stack, running
+from tests.tiny import save_tiny
+
+WINDOW = 256
+
+
+@pytest.fixture(scope="package")
+def questioned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A tiny model in float64 that drafts for itself; its window is WINDOW tokens. Nothing in it is killed or restarted."""
+    model = save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0, window=WINDOW)
+    settings = {"DTYPE": "float64", "SELF_TEST": "false"}
+    with running(model, model, target=settings, draft=settings) as stack:
+        yield stack
