@@ -44,6 +44,7 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         max_block=settings.max_num_speculative_tokens,
         max_budget=settings.budget_tokens,
         step_rows=settings.max_step_rows,
+        lookahead_floor=settings.lookahead_floor,
     )
     room = KvBudget(info.kv_total_tokens)
     drafter = Drafter(limits, room, chooser_factory(words.size, words.eos_ids, info.draft_ids))

@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,11 @@ class Chain:
         if length < self.committed:  # a late command: rare, so the hash is not kept
             return PrefixHash(self.tokens[:length]).value
         return self._hash.copy().extend(self.tokens[self.committed : length]).value
+
+    def product(self, start: int, end: int) -> float:
+        """Product of the confidences of the undecided tokens from index `start` to `end`; tokens from elsewhere count as certain."""
+        drafts = self._drafts[start - self.committed : end - self.committed]
+        return math.prod(d.confidence for d in drafts if d is not None)
 
     def commit(self, start: int, tokens: Sequence[int]) -> int | None:
         """Takes `tokens` as decided from index `start` on; the caller has checked that `names(start, …)`.

@@ -13,7 +13,7 @@ from specdec.terms import LEGAL_METHODS, MAX_ID_BYTES, Commit, Open, Sent
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`vocab_size` = ids the tokenizer knows, `window` = longest sequence of the draft model, `step_rows` = tokens fed in one pass,
-    `chunk_rows` = tokens of one prompt in a pass while there are other sessions."""
+    `chunk_rows` = tokens of one prompt in a pass while there are other sessions, `lookahead_floor` = see outlook.py."""
 
     vocab_size: int
     window: int
@@ -23,6 +23,7 @@ class Limits:
     max_budget: int = 64
     step_rows: int = 256
     chunk_rows: int = 64
+    lookahead_floor: float = 0.0
 
 
 def bounds_of(command: Open, limits: Limits) -> Bounds:
@@ -38,6 +39,7 @@ def bounds_of(command: Open, limits: Limits) -> Bounds:
         ends=ends,
         ends_from=command.prompt_length + sampling.min_tokens,
         prompt_length=command.prompt_length,
+        greedy=sampling.greedy,
     )
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from draft_service.checks import Limits, bounds_of, check_commit, check_name, check_open, check_sent
+from draft_service.outlook import Outlook
 from draft_service.plan import Chooser, DraftPlan, DraftRow, PlanOutcome, RowOutcome
 from draft_service.session import MAX_BROKEN, Bounds, Session
 from draft_service.tally import Tally
@@ -80,6 +81,7 @@ class Drafter:
     def __init__(self, limits: Limits, room: Room, make_chooser: Callable[[Open], Chooser]) -> None:
         self.limits, self.tally = limits, Tally()
         self._room, self._make_chooser = room, make_chooser
+        self._outlook = {greedy: Outlook(limits.lookahead_floor) for greedy in (True, False)}
         self._state = _State()
 
     # ------------------------------------------------------------------------------------------------ commands
@@ -167,9 +169,8 @@ class Drafter:
             return self._lost(session)
         if command.prefix_length < chain.committed:
             return []  # late: that block is decided
-        before = len(chain)
-        dropped = session.sent(command.prefix_length, command.num_proposed, command.tokens)
-        self.tally.waste(dropped, before, 0)
+        dropped = session.sent(command.prefix_length, command.num_proposed, command.tokens, self._outlook[session.bounds.greedy])
+        self.tally.wasted_tokens += dropped
         if not self._room.grow(session.handle, min(len(chain), session.bounds.limit)):
             return self._refuse((session.stream, session.session_id), session.epoch, "no room for keys and values", RETRY_MS)
         self._state.touched[session.handle] = session
@@ -180,16 +181,15 @@ class Drafter:
         chain, bounds = session.chain, session.bounds
         if not chain.names(command.prefix_length, command.prefix_hash):
             return self._lost(session)
-        before, verified, committed = len(chain), session.block_end or 0, chain.committed
-        drafted, own = session.drafted, session.own_block
-        dropped = session.commit(command.prefix_length, command.tokens)
-        if dropped is None:
+        committed = chain.committed
+        round_ = session.commit(command.prefix_length, command.tokens)
+        if round_ is None:
             return self._lost(session)
         if chain.committed == committed:
             return []  # a repeat
-        self.tally.waste(dropped, before, verified)
-        behind = dropped == 0 and not session.paused and len(chain) < min(chain.committed + bounds.k, bounds.limit)
-        self.tally.round(drafted, own, behind)
+        self.tally.round(round_)
+        if round_.whole is not None:
+            self._outlook[bounds.greedy].learn(round_.product, round_.whole)
         if chain.committed >= bounds.limit:
             return self._beyond((session.stream, session.session_id), session.epoch)
         if not self._room.grow(session.handle, min(chain.committed + bounds.budget, bounds.limit)):

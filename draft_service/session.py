@@ -6,7 +6,8 @@ the n accepted tokens and the bonus token, so the draft works towards
     due = (end of the block in flight + 1, or the committed length when none is) + K
 
 along the path on which everything is accepted, and rests when it is there. What it drafts beyond the block includes its guess of the
-bonus token; a commit that agrees keeps all of it, a commit that does not costs the cut and one forward of the correction.
+bonus token; a commit that agrees keeps all of it, a commit that does not costs the cut and one forward of the correction. Past a block
+that will hardly be accepted whole it does not draft at all (outlook.py).
 
 Rules
 1. Never more than `budget` tokens past the last commit, never past the window or the last token the request may have.
@@ -21,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draft_service.chain import Chain
+from draft_service.outlook import Outlook
 from draft_service.plan import Chooser
 from specdec.terms import Proposal
 
@@ -38,6 +40,20 @@ class Bounds:
     ends: frozenset[int]
     ends_from: int
     prompt_length: int
+    greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a commit ended: tokens dropped unverified, drawn since the last commit, drawn here and verified; whether more was wanted than
+    there; the block's product of confidences and whether it was accepted whole (None = no block, or not all of it verified)."""
+
+    wasted: int
+    drafted: int
+    needed: int
+    behind: bool
+    product: float
+    whole: bool | None
 
 
 class Session:
@@ -48,6 +64,8 @@ class Session:
         self.chain = Chain(tokens)
         self.bounds, self.choose = bounds, choose
         self.block_end: int | None = None  # end of the block in flight
+        self.ahead = True  # it is worth drafting past it
+        self.product = 1.0  # of its tokens' confidences
         self.paused = self.stalled = self.flush = self.stepping = False  # stepping: a plan with this session is out
         self.broken = 0
         self.served = 0  # number of the last plan that held this session
@@ -58,8 +76,9 @@ class Session:
     def goal(self) -> int:
         """Length the chain should reach."""
         chain, bounds = self.chain, self.bounds
-        begin = chain.committed if self.block_end is None else self.block_end + 1
-        return min(begin + bounds.k, chain.committed + bounds.budget, bounds.limit)
+        past_block = 1 + bounds.k if self.ahead else 0
+        due = chain.committed + bounds.k if self.block_end is None else self.block_end + past_block
+        return min(due, chain.committed + bounds.budget, bounds.limit)
 
     @property
     def wanted(self) -> int:
@@ -83,27 +102,47 @@ class Session:
         """Sorts the most urgent first: the target waits for it, it has little, it has not been served for long."""
         return self.block_end is not None, self.usable, self.served
 
-    def sent(self, start: int, num_proposed: int, block: tuple[int, ...]) -> int:
+    def sent(self, start: int, num_proposed: int, block: tuple[int, ...], outlook: Outlook) -> int:
         """A block is in flight. Returns the number of drafted tokens that were dropped for it."""
         dropped = self.chain.assume(start, block) if block else 0
         self.block_end = start + num_proposed
+        self.product = self.chain.product(start, self.block_end)
+        self.ahead = num_proposed == 0 or outlook.worthwhile(self.product)
         self.own_block = 0 if block else min(self.block_end, len(self.chain)) - start
         return dropped
 
-    def commit(self, start: int, tokens: tuple[int, ...]) -> int | None:
-        """The target decided. Returns the number of undecided tokens dropped, None when it contradicts earlier commits."""
-        before = self.chain.committed
-        dropped = self.chain.commit(start, tokens)
-        if dropped is not None and self.chain.committed > before:
+    def commit(self, start: int, tokens: tuple[int, ...]) -> Round | None:
+        """The target decided. None when that contradicts earlier commits; a repeat changes nothing."""
+        chain, before, length, behind = self.chain, self.chain.committed, len(self.chain), self.wanted > 0
+        dropped = chain.commit(start, tokens)
+        if dropped is None:
+            return None
+        round_ = Round(
+            wasted=min(dropped, max(0, length - (self.block_end or 0))),
+            drafted=self.drafted,
+            needed=self.own_block,
+            behind=behind and dropped == 0,
+            product=self.product,
+            whole=self._whole(before, length - dropped),
+        )
+        if chain.committed > before:
             self.block_end, self.stalled = None, False
             self.flush = dropped == 0
             self.drafted = self.own_block = 0
-        return dropped
+        return round_
+
+    def _whole(self, before: int, kept: int) -> bool | None:
+        """Whether the block in flight was accepted whole: `before` = its beginning, `kept` = tokens of the chain that stood."""
+        if self.block_end is None or self.block_end <= before:
+            return None
+        if kept < self.block_end:
+            return False
+        return True if self.chain.committed > self.block_end else None  # else only a part of it was verified
 
     def proposal(self) -> Proposal | None:
         """What is to be told now."""
-        if self.paused or not (self.flush or self.wanted == 0):
-            return None
+        if self.paused or not (self.flush or (self.wanted == 0 and (self.block_end is None or self.usable > 1))):
+            return None  # of one token past a block the next round cannot use anything: it is a guess of the bonus
         self.flush = self.flush and self.stepping
         piece = self.chain.take_unpushed()
         if piece is None:

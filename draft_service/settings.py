@@ -21,3 +21,6 @@ class Settings(CommonSettings):
     self_test: bool = setting(True, doc="prove at start that a row is the same in any batch")
     budget_tokens: int = setting(64, low=1, high=256, doc="most tokens a session may hold past its last commit, whatever it asks for")
     max_num_speculative_tokens: int = setting(16, low=1, high=64, doc="longest block a session may ask for")
+    lookahead_floor: float = setting(
+        0.1, low=0, high=1, doc="smallest chance that a block is accepted whole at which the draft works past it; 0 = always"
+    )

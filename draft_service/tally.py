@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from draft_service.session import Round
+
 DECAY = 0.98  # per round: the shares look back about fifty rounds
 
 
@@ -21,16 +23,12 @@ class Tally:
     _rounds: float = 0.0
     _late: float = 0.0
 
-    def waste(self, dropped: int, length: int, verified: int) -> None:
-        """`dropped` tokens at the end of a chain of `length` went; those before index `verified` had been sent to a target."""
-        self.wasted_tokens += min(dropped, max(0, length - verified))
-
-    def round(self, drafted: int, needed: int, behind: bool) -> None:
-        """A commit: tokens drawn since the last one, tokens of the block that were drafted here, whether more was wanted than there."""
-        self._drafted = DECAY * self._drafted + drafted
-        self._needed = DECAY * self._needed + needed
+    def round(self, round_: Round) -> None:
+        self.wasted_tokens += round_.wasted
+        self._drafted = DECAY * self._drafted + round_.drafted
+        self._needed = DECAY * self._needed + round_.needed
         self._rounds = DECAY * self._rounds + 1
-        self._late = DECAY * self._late + behind
+        self._late = DECAY * self._late + round_.behind
 
     @property
     def needed_share(self) -> float:
