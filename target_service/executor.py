@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from specdec.engine import Segment
 
 from specdec.acceptance import verify
+from specdec.engine import Segment
 from specdec.errors import EngineFault, InvalidRequest, NonFinite
 from specdec.sampling import Sampler
 from target_service.plan import Decided, Prefilled, Row, RowFault, RowOutcome, Score, StepOutcome, StepPlan, kv_length_after
@@ -70,6 +70,7 @@ class Executor:
         slot = self._slots[row.resident]
         if self._engine.kv.length(slot) != row.start:
             self._engine.kv.truncate(slot, row.start)
+            self._samplers.pop(row.resident, None)  # the history was edited, perhaps the prompt with it
         return slot
 
     def _outcome(self, row: Row, logits: torch.Tensor) -> RowOutcome:

@@ -238,6 +238,7 @@ class Interleavings(RuleBasedStateMachine):
         self.bench.now += 1000
         self.bench.settle()
         assert self.bench.verifier.num_sessions == 0 and self.bench.pool.held == {} and self.bench.engine.kv.slots == {}
+        assert self.bench.executor._samplers == {} and self.bench.executor._slots == {}
 
 
 TestInterleavings = Interleavings.TestCase

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from specdec.sampling import Sampler
 from specdec.terms import Expired, Failed, FinishReason, PrefixNeeded, Result, SamplingParams, StaleEpoch, StaleRound, UnknownSession
 from tests.fakes import hashed_script
 from tests.unit.target.harness import GREEDY, SAMPLED, VOCAB, Bench, Caller, first_step, next_step, only, oracle, reference, run_all
@@ -170,6 +171,23 @@ def test_a_shorter_history_and_what_follows_it() -> None:
     edited += only(bench.turn()).tokens
     bench.send(stream, next_step(edited, round_=5))
     assert only(bench.turn()).tokens == tuple(reference(SCRIPT, edited, 1))
+
+
+def test_an_edited_prompt_counts_in_the_penalties() -> None:
+    params = replace(GREEDY, repetition_penalty=10.0)
+    bench = Bench()
+    stream = bench.hello()
+    bench.send(stream, first_step(PROMPT, sampling=params))
+    only(bench.turn())
+    candidates = [[*PROMPT[:2], token, 9, 9, 8] for token in range(VOCAB)]
+    edited = next(text for text in candidates if penalised(text, text[:5], params) != penalised(text, PROMPT, params))
+    bench.send(stream, next_step(edited, round_=2, base=2))
+    assert only(bench.turn()).tokens == (penalised(edited, edited[:5], params),)
+
+
+def penalised(committed: list[int], prompt: list[int], params: SamplingParams) -> int:
+    """The next token, were `prompt` the prompt."""
+    return Sampler(params, 7, VOCAB, (), prompt).choose(SCRIPT(committed), len(committed), committed[5:])
 
 
 def test_time_runs_out_in_the_queue_and_the_round_stays_open() -> None:
