@@ -13,7 +13,8 @@ from orchestrator.lookahead import Block, Lookahead
 from orchestrator.pacing import grace_ms
 from specdec import terms
 
-MAX_RESYNCS = 32  # times a draft may lose the thread before the session goes on without one
+MAX_RESYNCS = 32  # times in a row, without a usable proposal between, that a draft may lose the thread
+MAX_RETRY_MS = 60_000  # longest a draft's word keeps a session from asking again
 
 
 class DraftSide:
@@ -23,11 +24,12 @@ class DraftSide:
         self.over = request.num_speculative_tokens == 0  # no draft any more
         self._foreign = False  # the lookahead may hold tokens that the present draft does not know
         self._resyncs = self._silent_graces = 0
+        self._avoid = ""  # who refused the session last
 
     # Each method returns the commands it causes.
 
     def want(self) -> list[Command]:
-        return [] if self.over or self.name else [PlaceDraft()]
+        return [] if self.over or self.name else [PlaceDraft(self._avoid)]
 
     def placed(self, name: str, committed: Sequence[int], lookahead: Lookahead, in_flight: Block | None) -> list[Command]:
         if self.over or self.name:
@@ -82,18 +84,18 @@ class DraftSide:
         return told
 
     def refused(self, refused: terms.Refused) -> list[Command]:
-        self.name = ""
+        self._avoid, self.name = self.name, ""
         if refused.retry_after_ms:
-            return [StartTimer(Timer.DRAFT, float(refused.retry_after_ms))]
+            return [StartTimer(Timer.DRAFT, float(min(refused.retry_after_ms, MAX_RETRY_MS)))]
         self.over = True
         return []
 
     def close(self) -> list[Command]:
         return self._tell(terms.CloseDraft(self._request.session_id))
 
-    def spoke(self) -> None:
-        """A proposal came: it is worth waiting for the next one."""
-        self._silent_graces = 0
+    def helped(self) -> None:
+        """A usable proposal came: it is worth waiting for the next one. One that only ever says what nobody can use is not."""
+        self._silent_graces = self._resyncs = 0
 
     def stayed_silent(self) -> None:
         """A grace passed without a usable proposal."""

@@ -5,7 +5,7 @@ repeated or wrong without changing them: a proposal is used where its named pref
 the epoch and round that are open; a target that vanishes is replaced under a higher epoch, from the committed tokens and the seed.
 
 States
-    PLACING     no target holds the session; the last PlaceTarget is unanswered
+    PLACING     no target holds the session; the last PlaceTarget is unanswered, or RETRY will send it
     CHOOSING    a block was wanted and none fits yet: waiting, at most one grace, for the draft
     VERIFYING   one Step is outstanding (at most one ever is)
     BACKING_OFF the target had no room; the same Step goes out again when RETRY fires
@@ -16,6 +16,8 @@ Rules
 1. A round opens when its Step is built and closes with its result. Repeating a Step (prefix_needed, no_room, expired) keeps the round.
 2. `begin` travels until the epoch's first result: whoever holds a result of this epoch knows the session.
 3. Draft and target are placed independently: losing one never re-opens the other.
+   Placements that decide nothing are few and ever further apart: neither a target that fails at once nor a request that kills its
+   target may keep either busy. A result forgives all earlier ones, so a long answer may move as often as it has to.
 4. The draft hears of every commit, then of the block that follows it, in that order.
 """
 
@@ -34,7 +36,9 @@ from specdec.errors import DeadlineExceeded, InternalFault, ProtocolFault, Specd
 from specdec.hashing import prefix_hash
 from specdec.terms import FinishReason, RejectionMethod, Result, Step
 
-MAX_RESTARTS = 32  # epochs a generation may burn before it gives up
+MAX_FRUITLESS = 8  # epochs in a row without a result until a generation gives up
+FIRST_PAUSE_MS, LAST_PAUSE_MS = 100.0, 2000.0  # before the third placement in a row that decided nothing, doubling from there
+MAX_RETRY_MS = 10_000  # longest a target's word keeps a session from asking again
 MAX_EXPIRED = 3  # times one round may expire in the target's queue
 OVERDUE_MARGIN_MS = 500.0  # what an answer may take past the deadline it was given
 
@@ -61,10 +65,11 @@ class Generation:
         self._placement_wait_ms = placement_wait_ms
         # at the target
         self.target, self.epoch, self.round = "", 0, 0
+        self._avoid = ""  # who held it last
         self._begun = False  # a result of this epoch has arrived
         self._kv_length = 0  # leading committed tokens believed to be in its KV
         self._block, self._outcome = EMPTY, ""  # of the open round
-        self._restarts = self._expired = 0
+        self._fruitless = self._expired = 0
         self.drafting = DraftSide(request)
         self._reader_behind = False
         self._told: list[Command] = []
@@ -121,8 +126,13 @@ class Generation:
     # --- placement ----------------------------------------------------------------------------------------------------
 
     def _place_target(self, avoid: str) -> None:
-        self.state, self.target = State.PLACING, ""
-        self._tell(ev.PlaceTarget(avoid), StartTimer(Timer.PLACEMENT, self._placement_wait_ms))
+        self.state, self.target, self._avoid = State.PLACING, "", avoid
+        if self._fruitless > 1:
+            pause_ms = min(LAST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** (self._fruitless - 2))
+            self._tell(StartTimer(Timer.RETRY, pause_ms))
+        else:
+            self._tell(ev.PlaceTarget(avoid))
+        self._tell(StartTimer(Timer.PLACEMENT, self._placement_wait_ms))
 
     def _on_target_placed(self, target: str) -> None:
         if self.state is not State.PLACING:
@@ -132,9 +142,9 @@ class Generation:
         self._new_epoch(self.epoch + 1)
 
     def _new_epoch(self, epoch: int) -> None:
-        self._restarts += 1
-        if self._restarts > MAX_RESTARTS:
-            self._fail(InternalFault(f"the session had to be started {self._restarts} times"))
+        self._fruitless += 1
+        if self._fruitless > MAX_FRUITLESS:
+            self._fail(InternalFault(f"the session had to be started {self._fruitless} times without a result"))
             return
         self.epoch, self.round, self._begun, self._kv_length = epoch, 0, False, 0
         self._open_round(self.lookahead.block(self._room()), "prefill")
@@ -145,7 +155,15 @@ class Generation:
         self.tally.replacements += 1
         lost = self.target
         self._tell(StopTimer(Timer.STEP), StopTimer(Timer.RETRY), StopTimer(Timer.GRACE), Count("replaced"))
+        if self._fruitless >= MAX_FRUITLESS:
+            self.target = ""
+            self._fail(Unavailable(f"{self._fruitless} targets in a row were lost before they decided anything; {self._resume_hint}"))
+            return
         self._place_target(lost)
+
+    @property
+    def _resume_hint(self) -> str:
+        return f"{self.decided} tokens were decided: resume with output_token_ids"
 
     # --- the draft ----------------------------------------------------------------------------------------------------
 
@@ -174,8 +192,9 @@ class Generation:
             self._give_up_waiting()
 
     def _on_proposal(self, proposal: terms.Proposal) -> None:
-        self.drafting.spoke()
-        if not self.lookahead.add(proposal):
+        if self.lookahead.add(proposal):
+            self.drafting.helped()
+        else:
             self._tell(Count("stale", len(proposal.tokens)))
         if self.state is State.CHOOSING:
             block = self.lookahead.block(self._room())
@@ -266,10 +285,9 @@ class Generation:
             self._on_result(outcome)
         elif isinstance(outcome, terms.NoRoom):
             self.state = State.BACKING_OFF
-            self._tell(StopTimer(Timer.STEP), StartTimer(Timer.RETRY, float(max(1, outcome.retry_after_ms))))
+            self._tell(StopTimer(Timer.STEP), StartTimer(Timer.RETRY, float(min(max(1, outcome.retry_after_ms), MAX_RETRY_MS))))
         elif isinstance(outcome, terms.PrefixNeeded):
-            self._kv_length = min(outcome.have, len(self.committed) - 1)
-            self._send_step()
+            self._on_prefix_needed(outcome.have)
         elif isinstance(outcome, terms.Expired):
             self._on_expired()
         elif isinstance(outcome, terms.UnknownSession | terms.StaleRound):
@@ -282,6 +300,13 @@ class Generation:
             assert isinstance(outcome, terms.Closed)  # of a Close we never sent while VERIFYING: the placement is gone
             self._new_epoch(self.epoch + 1)
 
+    def _on_prefix_needed(self, have: int) -> None:
+        if have < self._kv_length:
+            self._kv_length = have
+            self._send_step()
+        else:  # it was sent more than that: without this the two would repeat themselves for ever
+            self._new_epoch(self.epoch + 1)
+
     def _on_expired(self) -> None:
         self._expired += 1
         if self._expired >= MAX_EXPIRED:
@@ -292,7 +317,7 @@ class Generation:
     def _on_failed(self, failed: terms.Failed) -> None:
         error = fault(failed.code, failed.message)
         if isinstance(error, Unavailable):
-            self._on_target_lost()
+            self._leave_target()
         else:
             self._fail(error)
 
@@ -304,7 +329,7 @@ class Generation:
         if not result.tokens and result.finish is None:
             self._fail(ProtocolFault("the target decided nothing"))
             return
-        self._begun, self._kv_length = True, result.kv_length_after
+        self._begun, self._fruitless = True, 0
         self._tell(StopTimer(Timer.STEP))
         self.tally.decided(result)
         decided = len(result.tokens)
@@ -317,6 +342,7 @@ class Generation:
         before_hash = self.lookahead.hash
         self.committed += result.tokens
         self.lookahead.commit(result.tokens)
+        self._kv_length = min(result.kv_length_after, len(self.committed) - 1)
         self._tell(*self.drafting.committed(before, before_hash, result.tokens, self.lookahead))
         self._next_round()
 
@@ -330,18 +356,19 @@ class Generation:
             self._open_round(EMPTY, "miss")
         elif timer is Timer.RETRY and state is State.BACKING_OFF:
             self._send_step()
+        elif timer is Timer.RETRY and state is State.PLACING:
+            self._tell(ev.PlaceTarget(self._avoid))
         elif timer is Timer.STEP and state is State.VERIFYING:
-            self._tell(ToTarget(self.target, terms.Close(self.request.session_id, self.epoch)))
-            self._on_target_lost()
+            self._leave_target()
         elif timer is Timer.PLACEMENT and state is State.PLACING:
-            self._fail(
-                Unavailable(
-                    f"no target took the session in {self._placement_wait_ms:.0f} ms; {self.decided} tokens were decided: "
-                    "resume with output_token_ids"
-                )
-            )
+            self._fail(Unavailable(f"no target took the session in {self._placement_wait_ms:.0f} ms; {self._resume_hint}"))
         elif timer is Timer.DRAFT:
             self._tell(*self.drafting.want())
+
+    def _leave_target(self) -> None:
+        """The target is there and of no use: it may keep nothing of the session."""
+        self._tell(ToTarget(self.target, terms.Close(self.request.session_id, self.epoch)))
+        self._on_target_lost()
 
     def _on_reader_caught_up(self) -> None:
         self._reader_behind = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BREAKER_AFTER = 2  # graces that passed without any word from the draft
+BREAKER_AFTER = 2  # graces that passed without a usable word from the draft
 
 
 def block_length(num_speculative_tokens: int, *, decided: int, max_tokens: int, committed: int, window: int) -> int:
