@@ -103,7 +103,8 @@ class EngineLoop:
         return self._fault is None and age_ms <= max(HUNG_STEPS * self.verifier.predicted_ms(), HUNG_MS)
 
     async def drain(self) -> None:
-        """Returns when no session is left; then the streams end in an orderly way."""
+        """No new sessions. Returns when none is left; then the streams end in an orderly way."""
+        self.verifier.draining = True
         while self.verifier.num_sessions:
             await asyncio.sleep(TICK_S)
         for outlet in list(self._outlets.values()):

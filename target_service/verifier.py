@@ -42,7 +42,7 @@ from target_service.checks import Limits, check_begin, check_distributions, chec
 from target_service.plan import Decided, Prefilled, Row, RowFault, RowOutcome, StepOutcome, StepPlan
 from target_service.sessions import Key, Pending, Session, continues
 
-INVALID_ARGUMENT, UNIMPLEMENTED = 3, 12  # gRPC status code numbers
+INVALID_ARGUMENT, UNIMPLEMENTED, UNAVAILABLE = 3, 12, 14  # gRPC status code numbers
 MAX_MESSAGE_CHARS = 1000
 
 
@@ -66,6 +66,7 @@ class Verifier:
         self.budget = budget
         self.cost = StepCost()
         self.wave = Wave()
+        self.draining = False  # no new sessions: their orchestrators place them elsewhere
         self._sessions: dict[Key, Session] = {}
         self._streams: dict[int, str] = {}
         self._answers: list[tuple[int, Answer]] = []
@@ -143,6 +144,8 @@ class Verifier:
             check_distributions(step, step.begin, self.limits)
             if session is not None:
                 self._supersede(session, step.epoch)
+            if self.draining:
+                return self._say(stream, step, Failed(UNAVAILABLE, "this target is stopping", drop=True))
             return self._admit(stream, key, step, step.begin, now_ms)
         if session.closing:
             return self._say(stream, step, UnknownSession())

@@ -334,6 +334,9 @@ async def test_sigterm_drains_and_exits_0(model: Path) -> None:
             await talk.feed(await stream.answer())
             process.process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.2)
+            await stream.send(first_step([5], session="new", sampling=GREEDY))
+            refused = (await stream.answer()).outcome
+            assert isinstance(refused, Failed) and refused.code == 14, "its orchestrator goes elsewhere"
             assert len(await talk.run(10)) == 10, "who is here may finish"
             assert (await stream.status())[0] is grpc.StatusCode.OK
         assert await asyncio.to_thread(process.process.wait, 5.0) == 0

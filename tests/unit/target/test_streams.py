@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.terms import Answer, Close, Closed, Result, UnknownSession
+from specdec.terms import Answer, Close, Closed, Failed, Result, UnknownSession
 from tests.fakes import hashed_script
 from tests.unit.target.harness import VOCAB, Bench, Caller, first_step, next_step, only, reference, run_all
 
@@ -171,6 +171,18 @@ def test_the_same_name_at_two_orchestrators_is_two_sessions() -> None:
     answers = dict(bench.turn())
     assert answers[one].outcome.tokens == (REF[0],)
     assert answers[two].outcome.tokens == tuple(reference(SCRIPT, [9, 9, 9], 1))
+
+
+def test_while_draining_who_is_here_may_finish_and_nobody_comes() -> None:
+    bench = Bench()
+    stream = bench.hello()
+    bench.send(stream, first_step(PROMPT))
+    bench.turn()
+    bench.verifier.draining = True
+    failed = only(bench.send(stream, first_step(PROMPT, session="new")))
+    assert isinstance(failed, Failed) and failed.code == 14
+    bench.send(stream, next_step([*PROMPT, REF[0]], round_=2))
+    assert only(bench.turn()).tokens == (REF[1],)
 
 
 def test_a_thousand_finished_and_a_thousand_cancelled_sessions_are_released_once_each() -> None:
