@@ -27,7 +27,7 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
         await driver.close()
         servicer.close()
 
-    return Service(add=servicer.register, drain=driver.drained, close=close)
+    return Service(add=servicer.register, drain=driver.drained, give_up=driver.give_up, close=close)
 
 
 if __name__ == "__main__":

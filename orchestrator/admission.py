@@ -1,7 +1,8 @@
 """Who may start, who waits, who is turned away. Pure; the driver calls it.
 
-At most `max_running` generations run; at most `max_waiting` wait, lower priority number first, then first come first served. Beyond
-that a request is turned away at once with a time to come back: a queue that cannot drain helps nobody.
+At most `max_running` generations run; at most `max_waiting` wait, lower priority number first, then first come first served: a stream
+of urgent requests may keep the others waiting for ever, that is what they asked for. Beyond that a request is turned away at once with
+a time to come back: a queue that cannot drain helps nobody.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ class Admission:
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self.max_running, self.max_waiting = max_running, max_waiting
         self._running: set[str] = set()
-        self._waiting: list[tuple[int, int, str]] = []
-        self._gone: set[str] = set()
+        self._waiting: dict[str, int] = {}  # session -> its order
+        self._queue: list[tuple[int, int, str]] = []  # (priority, order, session); who left is still in it for a while
         self._order = itertools.count()
 
     @property
@@ -28,30 +29,33 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) - len(self._gone)
+        return len(self._waiting)
 
     def ask(self, session_id: str, priority: int) -> bool:
         """True: run now. False: wait. Raises Overloaded when the waiting room is full."""
-        if len(self._running) < self.max_running and not self.waiting:
+        if len(self._running) < self.max_running and not self._waiting:
             self._running.add(session_id)
             return True
         if self.waiting >= self.max_waiting:
             raise Overloaded(f"{self.running} requests run and {self.waiting} wait already", RETRY_AFTER_MS)
-        heapq.heappush(self._waiting, (priority, next(self._order), session_id))
+        order = self._waiting[session_id] = next(self._order)
+        heapq.heappush(self._queue, (priority, order, session_id))
         return False
 
     def leave(self, session_id: str) -> list[str]:
         """A session ended or gave up waiting. Returns the sessions that may run now."""
-        if session_id in self._running:
-            self._running.remove(session_id)
-        elif any(entry[2] == session_id for entry in self._waiting):
-            self._gone.add(session_id)
+        self._running.discard(session_id)
+        if self._waiting.pop(session_id, None) is not None and len(self._queue) > 2 * len(self._waiting) + 16:
+            self._queue = [entry for entry in self._queue if self._waits(entry)]
+            heapq.heapify(self._queue)
         started = []
-        while self._waiting and (self._waiting[0][2] in self._gone or len(self._running) < self.max_running):
-            _, _, next_id = heapq.heappop(self._waiting)
-            if next_id in self._gone:
-                self._gone.remove(next_id)
-                continue
-            self._running.add(next_id)
-            started.append(next_id)
+        while self._waiting and len(self._running) < self.max_running:
+            entry = heapq.heappop(self._queue)
+            if self._waits(entry):
+                started.append(entry[2])
+                self._running.add(entry[2])
+                del self._waiting[entry[2]]
         return started
+
+    def _waits(self, entry: tuple[int, int, str]) -> bool:
+        return self._waiting.get(entry[2]) == entry[1]

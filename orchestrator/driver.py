@@ -7,87 +7,31 @@ one message per peer. Nothing here decides; it carries out.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from orchestrator import events as ev
 from orchestrator.admission import Admission
 from orchestrator.generation import Generation
+from orchestrator.handle import Handle
 from orchestrator.observe import Observer
-from orchestrator.output import Ended, GenerationStats, TokensDecided
+from orchestrator.output import Ended
 from orchestrator.peers import DRAFT, TARGET, Heard, Peer
 from orchestrator.placement import Candidate, choose
 from orchestrator.settings import OrchestratorSettings
 from specdec import terms
 from specdec.errors import AlreadyExists, InternalFault, InvalidRequest, Mismatch, SpecdecError, Unavailable
 
-MAX_UNDELIVERED = 512  # decided tokens that may wait for a client before its generation is held
 DRAIN_POLL_S = 0.05
+FLUSH_S = 0.5  # for the last Close items to leave
+GOING_AWAY = "the orchestrator is shutting down; resume with output_token_ids"
 log = logging.getLogger(__name__)
-
-
-class Handle:
-    """One answer on its way to a front: iterate over it, or cancel it. Events that wait together come out as one."""
-
-    def __init__(self, driver: Driver, session_id: str) -> None:
-        self.session_id = session_id
-        self._driver = driver
-        self._tokens: list[int] = []
-        self._logprobs: list[terms.TokenLogprobs] = []
-        self._origins: list[terms.Origin] = []
-        self._end: Ended | SpecdecError | None = None
-        self._wake = asyncio.Event()
-        self._behind = False
-
-    def cancel(self) -> None:
-        """Frees both pools. Harmless after the end."""
-        self._driver.feed(self.session_id, ev.Cancelled())
-
-    def stop_here(self) -> GenerationStats:
-        """The client has all it wants (a stop string was completed): frees both pools and returns the counts. Undelivered tokens are
-        among the decided ones."""
-        stats = self._end.stats if isinstance(self._end, Ended) else self._driver.stats(self.session_id)
-        self.cancel()
-        return stats
-
-    async def __aiter__(self) -> AsyncIterator[TokensDecided | Ended]:
-        """Ends after `Ended`; raises SpecdecError when the answer cannot go on."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._tokens:
-                yield self._take()
-            if isinstance(self._end, SpecdecError):
-                raise self._end
-            if self._end is not None and not self._tokens:
-                yield self._end
-                return
-
-    def _take(self) -> TokensDecided:
-        taken = TokensDecided(tuple(self._tokens), tuple(self._logprobs), tuple(self._origins))
-        self._tokens, self._logprobs, self._origins = [], [], []
-        if self._behind:
-            self._behind = False
-            self._driver.feed(self.session_id, ev.ReaderCaughtUp())
-        return taken
-
-    def deliver(self, decided: ev.Deliver) -> None:
-        self._tokens += decided.tokens
-        self._logprobs += decided.logprobs
-        self._origins += decided.origins
-        self._wake.set()
-        if len(self._tokens) > MAX_UNDELIVERED and not self._behind:
-            self._behind = True
-            self._driver.feed(self.session_id, ev.ReaderBehind())
-
-    def end(self, how: Ended | SpecdecError) -> None:
-        self._end = how
-        self._wake.set()
 
 
 @dataclass(slots=True)
@@ -97,6 +41,9 @@ class _Live:
     generation: Generation
     handle: Handle
     request_id: str
+    target: str = ""  # as counted in Driver._placed
+    draft: str = ""
+    numerics: str = ""  # of its first target
     timers: dict[ev.Timer, asyncio.TimerHandle] = field(default_factory=dict)
     step_sent: float = 0.0
 
@@ -112,9 +59,10 @@ class Driver:
         self._requests: set[str] = set()
         self._admission = Admission(settings.max_running, settings.max_waiting)
         self._events: deque[tuple[str, ev.Event | None]] = deque()  # None = begin
-        self._working = False
+        self._working = self._closing = False
         self._wants_target: dict[str, str] = {}  # session -> target to avoid
         self._wants_draft: dict[str, str] = {}
+        self._placed = {"target": Counter[str](), "draft": Counter[str]()}  # sessions by replica, as far as we placed them
         self._pools = {
             dialect.pool: {name: Peer(name, dialect, self.orchestrator_id, self) for name in names}
             for dialect, names in ((TARGET, settings.targets), (DRAFT, settings.drafts))
@@ -156,7 +104,9 @@ class Driver:
         return self._model
 
     def start(self, request: ev.Admitted, request_id: str) -> Handle:
-        """Admits a generation. Raises Overloaded or AlreadyExists."""
+        """Admits a generation. Raises Overloaded, AlreadyExists or Unavailable."""
+        if self._closing:
+            raise Unavailable(GOING_AWAY)
         if request_id in self._requests:
             raise AlreadyExists(f"request_id: a live request is named {request_id!r} already; choose another or leave it unset")
         generation = Generation(
@@ -166,17 +116,12 @@ class Driver:
             placement_wait_ms=self.settings.placement_wait_ms,
         )
         runs = self._admission.ask(request.session_id, request.priority)
-        handle = Handle(self, request.session_id)
+        handle = Handle(self, request.session_id, generation.tally)
         self._requests.add(request_id)
         self._live[request.session_id] = _Live(generation, handle, request_id)
         if runs:
             self.feed(request.session_id, None)
         return handle
-
-    def stats(self, session_id: str) -> GenerationStats:
-        """Counts of a live generation; all zero for one that is over."""
-        live = self._live.get(session_id)
-        return live.generation.tally.stats() if live is not None else GenerationStats()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -190,12 +135,19 @@ class Driver:
         while self._live:
             await asyncio.sleep(DRAIN_POLL_S)
 
-    async def close(self) -> None:
-        """Fails what still runs and hangs up."""
-        for live in list(self._live.values()):
-            live.handle.end(Unavailable("the orchestrator is shutting down; resume with output_token_ids"))
+    def give_up(self) -> None:
+        """Fails what still runs, in a way that says how to go on. Nothing new is taken."""
+        self._closing = True
+        for live in reversed(list(self._live.values())):  # who waits goes before the places become free
+            live.handle.end(Unavailable(GOING_AWAY))
             self.feed(live.handle.session_id, ev.Cancelled())
-        await asyncio.sleep(0)  # lets the writers send the Close items
+
+    async def close(self) -> None:
+        """Fails what still runs and hangs up, once the pools have been told."""
+        self.give_up()
+        peers = [peer for pool in self._pools.values() for peer in pool.values()]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(peer.flushed() for peer in peers)), FLUSH_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -214,17 +166,49 @@ class Driver:
                 session_id, event = self._events.popleft()
                 live = self._live.get(session_id)
                 if live is not None:
-                    self._carry_out(session_id, live, self._decide(live, event))
+                    self._apply(session_id, live, event)
         finally:
             self._working = False
 
-    def _decide(self, live: _Live, event: ev.Event | None) -> list[ev.Command]:
+    def _apply(self, session_id: str, live: _Live, event: ev.Event | None) -> None:
+        """A defect costs its session, not the others, nor the connection or timer that brought the event."""
         try:
-            return live.generation.begin() if event is None else live.generation.handle(event)
-        except Exception as error:  # a defect must cost one session, not the process
-            log.exception("a generation failed", extra={"session_id": live.handle.session_id})
-            fault = error if isinstance(error, SpecdecError) else InternalFault(f"{type(error).__name__}: {error}")
-            return [ev.Fail(fault), *live.generation.handle(ev.Cancelled())]
+            commands = live.generation.begin() if event is None else live.generation.handle(event)
+            self._count_placement(live)
+            self._carry_out(session_id, live, commands)
+        except Exception as error:
+            log.exception("a generation failed", extra={"session_id": session_id})
+            live.handle.end(error if isinstance(error, SpecdecError) else InternalFault(f"{type(error).__name__}: {error}"))
+            with contextlib.suppress(Exception):
+                self._carry_out(session_id, live, live.generation.handle(ev.Cancelled()))
+            if session_id in self._live:
+                self._forget(session_id, live)
+
+    def _count_placement(self, live: _Live) -> None:
+        generation = live.generation
+        if live.target != generation.target:
+            self._moved("target", live.target, generation.target)
+            live.target = generation.target
+            if live.target:
+                self._on_target(live)
+        if live.draft != generation.drafting.name:
+            self._moved("draft", live.draft, generation.drafting.name)
+            live.draft = generation.drafting.name
+
+    def _moved(self, pool: str, old: str, new: str) -> None:
+        placed = self._placed[pool]
+        if new:
+            placed[new] += 1
+        if old:
+            placed[old] -= 1
+
+    def _on_target(self, live: _Live) -> None:
+        """Whether the text of a session that moved is still sure to be the same."""
+        info = self._pools["target"][live.target].info
+        numerics = info.numerics_fingerprint if info is not None else ""
+        if live.numerics:
+            self.observer.replaced(equal=numerics == live.numerics)
+        live.numerics = live.numerics or numerics
 
     # --- commands out -------------------------------------------------------------------------------------------------
 
@@ -269,6 +253,8 @@ class Driver:
     def _forget(self, session_id: str, live: _Live) -> None:
         for timer in list(live.timers):
             self._stop_timer(live, timer)
+        self._moved("target", live.target, "")
+        self._moved("draft", live.draft, "")
         self._wants_target.pop(session_id, None)
         self._wants_draft.pop(session_id, None)
         del self._live[session_id]
@@ -278,36 +264,51 @@ class Driver:
 
     def _place(self, pool: str, wants: dict[str, str]) -> None:
         """Gives every session that wants a replica of this pool one, if there is any."""
-        if not any(peer.connected for peer in self._pools[pool].values()):
-            return
         placed = ev.TargetPlaced if pool == "target" else ev.DraftPlaced
         for session_id, avoid in list(wants.items()):
-            name = choose(self._candidates(pool), avoid, (random.random(), random.random()))
-            if name is not None:
-                del wants[session_id]
-                self.feed(session_id, placed(name))
+            if session_id not in wants:  # what was fed meanwhile ended it, or placed it
+                continue
+            numerics = self._live[session_id].numerics if pool == "target" else ""
+            name = choose(self._candidates(pool), avoid, (random.random(), random.random()), numerics)
+            if name is None:
+                return
+            del wants[session_id]
+            self.feed(session_id, placed(name))
 
     def _candidates(self, pool: str) -> list[Candidate]:
-        placed: dict[str, int] = {}
-        for live in self._live.values():
-            name = live.generation.target if pool == "target" else live.generation.drafting.name
-            placed[name] = placed.get(name, 0) + 1
-        return [Candidate(peer.name, placed.get(peer.name, 0), _load(peer)) for peer in self._pools[pool].values() if peer.connected]
+        placed = self._placed[pool]
+        return [
+            Candidate(peer.name, placed[peer.name], _load(peer), peer.info.numerics_fingerprint if peer.info is not None else "")
+            for peer in self._pools[pool].values()
+            if peer.connected
+        ]
 
     # --- peers speak --------------------------------------------------------------------------------------------------
 
     def accept(self, peer: Peer, info: terms.ModelInfo) -> None:
         if info.vocabulary_fingerprint != self._fingerprint:
             raise Mismatch(f"{peer.dialect.pool} {peer.name} serves {info.model!r}, whose vocabulary is not the tokenizer's")
+        known = self._model
+        in_use = self._live or any(other.connected for other in self._pools["target"].values())
+        if peer.dialect is TARGET and known is not None and in_use and _identity(info) != _identity(known):
+            raise Mismatch(f"target {peer.name} serves {info.model!r}; answers of {known.model!r} cannot go on there")
 
     def up(self, peer: Peer) -> None:
         log.info("peer up", extra={"pool": peer.dialect.pool, "peer": peer.name})
         if peer.dialect is TARGET:
-            self._model = peer.info
-            self._model_known.set()
+            self._target_up()
             self._place("target", self._wants_target)
         else:
             self._place("draft", self._wants_draft)
+
+    def _target_up(self) -> None:
+        """What is admitted must fit every target it may come to."""
+        infos = [peer.info for peer in self._pools["target"].values() if peer.connected and peer.info is not None]
+        window, most = min(i.max_model_len for i in infos), min(i.max_num_speculative_tokens for i in infos)
+        self._model = replace(infos[0], max_model_len=window, max_num_speculative_tokens=most)
+        self._model_known.set()
+        if len({i.numerics_fingerprint for i in infos}) > 1:
+            log.warning("the targets compute differently: an answer that moves between them may differ within rounding")
 
     def down(self, peer: Peer, reason: str) -> None:
         log.warning("peer down", extra={"pool": peer.dialect.pool, "peer": peer.name, "reason": reason})
@@ -349,6 +350,11 @@ class Driver:
             log.debug("unusable proposal: %s", error)
         self.observer.count("broken", 1)
         return False
+
+
+def _identity(info: terms.ModelInfo) -> tuple[object, ...]:
+    """What must be equal for an answer to go on elsewhere; numerics may differ, they only cost the bit-for-bit promise."""
+    return info.model, info.vocab_size, info.eos_token_ids
 
 
 def _load(peer: Peer) -> float:

@@ -63,10 +63,12 @@ class Observer:
             self._stale.add(1)
         elif what == "broken":
             self._rejected.add(amount, reason="malformed")
-        elif what == "replaced":
-            self._replaced.add(amount, reason="target_lost", fingerprint="unknown")
         elif what == "draft_lost":
-            self._replaced.add(amount, reason="draft_lost", fingerprint="unknown")
+            self._replaced.add(amount, reason="draft_lost", fingerprint="none")
+
+    def replaced(self, *, equal: bool) -> None:
+        """A session moved to a target; of equal numerics, or the text is the same within rounding only."""
+        self._replaced.add(1, reason="target_lost", fingerprint="equal" if equal else "other")
 
 
 def _endpoints(driver: Driver) -> list[tuple[float, dict[str, str]]]:

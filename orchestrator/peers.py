@@ -1,7 +1,8 @@
 """One replica of a pool: dial, greet, read, write, watch, dial again. Knows no session.
 
 What is ready in one turn of the loop travels in one message: `send` only appends, and the writer task takes all there is. A peer that
-is silent for `SILENCE_TICKS` ticks is lost; ticks are counted by our own clock, so a stall of this process accuses nobody.
+is silent for `SILENCE_TICKS` ticks is lost; ticks are counted by our own clock, so a stall of this process accuses nobody. A peer that
+comes and goes is dialled ever more rarely, and a target counts as up once it has spoken: one whose engine hangs gets no sessions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import grpc
 
 from specdec import terms, wire
 from specdec.errors import Mismatch, SpecdecError, Unavailable
-from specdec.runtime.channels import open_channel
+from specdec.runtime.channels import MAX_MESSAGE_BYTES, open_channel
 from specdec.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 TICK_S = 0.25  # peers send a beat at least this often
@@ -26,7 +27,8 @@ HUNG_STEP_MS = 10_000  # a step older than this, and than 20 predicted steps, is
 DIAL_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 2.0
 MISMATCH_BACKOFF_S = 10.0  # a server of another model will not change its mind soon
-MAX_OUTBOX = 16_384  # commands that may wait for a slow socket before the peer counts as lost
+MAX_OUTBOX = 1 << 18  # commands that may wait for a slow socket before the peer counts as lost; four per session that may run at most
+MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES // 4  # of one message: the prompts of many sessions that move at once do not fit into one
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +53,7 @@ class Dialect:
     open_stream: Callable[[Any], Any]
     encode: Callable[[Sequence[Any], str | None], Any]
     decode: Callable[[Any], Heard]
+    speaks_first: bool  # sends a beat at once
 
 
 def _decode_target(message: target_pb2.VerifyResponse) -> Heard:
@@ -70,6 +73,7 @@ TARGET = Dialect(
     open_stream=lambda stub: stub.Verify(),
     encode=wire.verify_request_to_wire,
     decode=_decode_target,
+    speaks_first=True,
 )
 DRAFT = Dialect(
     pool="draft",
@@ -78,6 +82,7 @@ DRAFT = Dialect(
     open_stream=lambda stub: stub.Draft(),
     encode=wire.draft_request_to_wire,
     decode=_decode_draft,
+    speaks_first=False,
 )
 
 
@@ -94,7 +99,7 @@ class Listener(Protocol):
     def down(self, peer: Peer, reason: str) -> None: ...
 
     def trouble(self, peer: Peer, reason: str) -> None:
-        """Could not connect; called once per streak of failures."""
+        """Could not connect; called once per streak of failures of one kind."""
 
 
 class Peer:
@@ -105,59 +110,80 @@ class Peer:
         self.connected = False
         self._orchestrator_id, self._listener = orchestrator_id, listener
         self._outbox: list[Any] = []
-        self._wake = asyncio.Event()
+        self._wake, self._flushed, self._overflow = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._flushed.set()
+        self._up_since = 0.0  # loop time; 0 = this connection was not up yet
         self._heard_in_tick = True
 
     def send(self, item: Any) -> None:
         """Queues an item for the next message. Items for a peer that is down are dropped: `down` told that all is lost."""
-        if self.connected:
-            self._outbox.append(item)
-            self._wake.set()
+        if not self.connected:
+            return
+        if len(self._outbox) >= MAX_OUTBOX:
+            self._overflow.set()
+            return
+        self._outbox.append(item)
+        self._flushed.clear()
+        self._wake.set()
+
+    async def flushed(self) -> None:
+        """Returns when everything that was sent so far is out, or lost."""
+        await self._flushed.wait()
 
     async def run(self) -> None:
         """Keeps the peer connected until cancelled."""
-        backoff, quiet = FIRST_BACKOFF_S, False
+        backoff, told = FIRST_BACKOFF_S, ""
         while True:
+            kind, reason, self._up_since = "ended", "the peer ended the stream", 0.0
             try:
                 await self._connection()
-                reason = "the peer ended the stream"
             except Mismatch as error:
-                reason, backoff = str(error), MISMATCH_BACKOFF_S
+                kind, reason = "mismatch", str(error)
             except (SpecdecError, grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError, OSError) as error:
-                reason = _reason(error)
+                kind, reason = "lost", _reason(error)
             except asyncio.InvalidStateError:  # what grpc.aio raises for a write on a call that has just ended
-                reason = "the peer ended the stream"
+                pass
             except Exception as error:  # a defect must not end the one task that dials, nor leave its sessions untold
                 log.exception("a connection failed", extra={"pool": self.dialect.pool, "peer": self.name})
-                reason = _reason(error)
-            finally:
-                was_up, self.connected = self.connected, False
-                self._outbox.clear()
-            if was_up:
-                backoff, quiet = FIRST_BACKOFF_S, False
+                kind, reason = "defect", _reason(error)
+            if self._up_since:
+                if asyncio.get_running_loop().time() - self._up_since > LAST_BACKOFF_S:
+                    backoff = FIRST_BACKOFF_S
+                told = ""
                 self._listener.down(self, reason)
-            elif not quiet:
-                quiet = True
+            elif told != kind:
+                told = kind
                 self._listener.trouble(self, reason)
-            await asyncio.sleep(backoff * (0.5 + random.random() / 2))
-            backoff = min(backoff * 2, max(LAST_BACKOFF_S, backoff))
+            pause = MISMATCH_BACKOFF_S if kind == "mismatch" else backoff
+            backoff = min(2 * backoff, LAST_BACKOFF_S)
+            await asyncio.sleep(pause * (0.5 + random.random() / 2))
 
     async def _connection(self) -> None:
         async with open_channel(self.name) as channel:
             stub = self.dialect.stub(channel)
-            self.info = wire.model_info_from_wire((await self.dialect.ask_info(stub)).info)
+            self.info, self.beat = wire.model_info_from_wire((await self.dialect.ask_info(stub)).info), None
             self._listener.accept(self, self.info)
             call = self.dialect.open_stream(stub)
             try:
-                await call.write(self.dialect.encode((), self._orchestrator_id))
-                self.connected = self._heard_in_tick = True
-                self._listener.up(self)
+                async with asyncio.timeout(DIAL_TIMEOUT_S):
+                    await call.write(self.dialect.encode((), self._orchestrator_id))
+                self._heard_in_tick = True
+                if not self.dialect.speaks_first:
+                    self._rise()
                 await self._converse(call)
             finally:
+                self.connected = False
+                self._outbox.clear()
+                self._flushed.set()
+                self._overflow.clear()
                 call.cancel()
 
+    def _rise(self) -> None:
+        self.connected, self._up_since = True, asyncio.get_running_loop().time()
+        self._listener.up(self)
+
     async def _converse(self, call: Any) -> None:
-        tasks = [asyncio.create_task(part) for part in (self._read(call), self._write(call), self._watch())]
+        tasks = [asyncio.create_task(part) for part in (self._read(call), self._write(call), self._watch(), self._burst())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -173,17 +199,33 @@ class Peer:
             heard = self.dialect.decode(message)
             if heard.beat is not None:
                 self.beat = heard.beat
+            if not self.connected:
+                self._check_engine()
+                self._rise()
             self._listener.heard(self, heard)
 
     async def _write(self, call: Any) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if len(self._outbox) > MAX_OUTBOX:
-                raise Unavailable(f"more than {MAX_OUTBOX} commands wait for the socket (MAX_OUTBOX)")
             while self._outbox:
                 items, self._outbox = self._outbox[: wire.MAX_ITEMS], self._outbox[wire.MAX_ITEMS :]
-                await call.write(self.dialect.encode(items, None))
+                await self._say(call, items)
+            self._flushed.set()
+
+    async def _say(self, call: Any, items: Sequence[Any]) -> None:
+        message = self.dialect.encode(items, None)
+        if len(items) > 1 and message.ByteSize() > MAX_REQUEST_BYTES:
+            half = len(items) // 2
+            await self._say(call, items[:half])
+            await self._say(call, items[half:])
+        else:
+            await call.write(message)
+
+    async def _burst(self) -> None:
+        """The writer may be stuck in a write for ever: a peer that shows signs of life need not read."""
+        await self._overflow.wait()
+        raise Unavailable(f"{MAX_OUTBOX} commands wait for the socket (MAX_OUTBOX)")
 
     async def _watch(self) -> None:
         silent = 0
@@ -196,10 +238,13 @@ class Peer:
             self._heard_in_tick = False
             if silent >= SILENCE_TICKS:
                 raise Unavailable(f"silent for {silent * TICK_S:g} s")
-            if isinstance(self.beat, terms.TargetBeat):
-                age = self.beat.running_step_ms
-                if age > max(HUNG_STEP_MS, 20 * self.beat.predicted_step_ms):
-                    raise Unavailable(f"its engine step is {age} ms old")
+            self._check_engine()
+
+    def _check_engine(self) -> None:
+        if isinstance(self.beat, terms.TargetBeat):
+            age = self.beat.running_step_ms
+            if age > max(HUNG_STEP_MS, 20 * self.beat.predicted_step_ms):
+                raise Unavailable(f"its engine step is {age} ms old")
 
 
 def _reason(error: BaseException) -> str:

@@ -12,16 +12,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that may take sessions. `sessions` = placed by us now; `load` = what it reports, 0 = idle, 1 = full."""
+    """A replica that may take sessions. `sessions` = placed by us now; `load` = what it reports, 0 = idle, 1 = full; `numerics` = the
+    fingerprint of its arithmetic: equal ones decide the same tokens."""
 
     name: str
     sessions: int
     load: float
+    numerics: str = ""
 
 
-def choose(candidates: Sequence[Candidate], avoid: str, random: tuple[float, float]) -> str | None:
-    """The replica to use, None when there is none. `avoid` is taken only when it is the last one. random in [0, 1)."""
+def choose(candidates: Sequence[Candidate], avoid: str, random: tuple[float, float], numerics: str = "") -> str | None:
+    """The replica to use, None when there is none. `avoid` is taken only when it is the last one; replicas of other `numerics` than the
+    session began with only when there is no equal one to take. random in [0, 1)."""
     fit = [c for c in candidates if c.name != avoid] or list(candidates)
+    fit = [c for c in fit if c.numerics == numerics] or fit
     if not fit:
         return None
     first = fit[int(random[0] * len(fit))]

@@ -8,9 +8,9 @@
         return Service(add=lambda server: add_TargetServiceServicer_to_server(servicer, server), close=servicer.close)
 
 Order of events: signal handlers, sockets (health answers, `liveness` SERVING, everything else NOT_SERVING and calls UNAVAILABLE), build,
-SERVING, the ready line on stdout. SIGTERM or SIGINT: NOT_SERVING, new calls refused, `drain` up to DRAIN_MS, running calls up to what is
-left of it, `close`, exit 0. A second signal changes nothing. `liveness` stays SERVING while loading and draining: a process that is not
-ready must not be restarted for it. A failed start or `Runtime.fail` exits 1 after a one-line reason.
+SERVING, the ready line on stdout. SIGTERM or SIGINT: NOT_SERVING, new calls refused, `drain` up to DRAIN_MS (`give_up` after it), running
+calls up to what is left of it, `close`, exit 0. A second signal changes nothing. `liveness` stays SERVING while loading and draining: a
+process that is not ready must not be restarted for it. A failed start or `Runtime.fail` exits 1 after a one-line reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from specdec.runtime.telemetry import Telemetry
 LIVENESS = "liveness"
 ALIVE_POLL_S = 1.0
 MAX_CONCURRENT_CALLS = 4096  # beyond: RESOURCE_EXHAUSTED at once
-FLUSH_S = 1.0  # for calls to end after `drain` says that the work is done
+FLUSH_S = 1.0  # for calls to end after `drain` says that the work is done, or `give_up` that it never will be
 ORPHAN_S = 2.0  # a process without a parent drains for nobody
 CLOSE_S = 3.0  # for `close`, after the streams ended
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -59,6 +59,7 @@ class Service:
 
     add: Callable[[Any], None]  # registers the servicers: add_XServicer_to_server(servicer, server)
     drain: Callable[[], Awaitable[None]] | None = None  # returns when running work is done
+    give_up: Callable[[], None] | None = None  # `drain` took too long: tells the running calls, which then have FLUSH_S to end
     close: Callable[[], Awaitable[None]] | None = None  # after the last call
     alive: Callable[[], bool] = lambda: True  # polled every second; False turns `liveness` off
 
@@ -196,9 +197,13 @@ class _Host(Generic[S]):
         await self._set_ready(NOT_SERVING)  # not enter_graceful_shutdown: that would turn liveness off as well
         self.methods.open = False
         if service.drain is not None and not self.runtime.reason:
-            with contextlib.suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(service.drain(), max(0.0, deadline - time.monotonic()))
                 deadline = min(deadline, time.monotonic() + FLUSH_S)
+            except TimeoutError:
+                if service.give_up is not None:
+                    service.give_up()
+                    deadline = time.monotonic() + FLUSH_S
         await server.stop(max(0.0, deadline - time.monotonic()))
         if service.close is not None:
             try:
