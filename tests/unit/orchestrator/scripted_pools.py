@@ -1,0 +1,186 @@
+"""Pools without a network: peers that answer by the protocol, in the next turn of the loop, and count what they hold.
+
+The target's tokens are a function of the prefix alone, so every text has one right value; the drafts guess it well and badly in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import driver as driver_module
+from orchestrator import events as ev
+from orchestrator.driver import Driver
+from orchestrator.handle import Handle
+from orchestrator.observe import Observer
+from orchestrator.output import Ended
+from orchestrator.peers import Dialect, Heard, Listener
+from orchestrator.settings import OrchestratorSettings
+from specdec import terms
+from specdec.hashing import prefix_hash
+from specdec.runtime.telemetry import Telemetry
+from tests.fakes_driver import model_info
+
+VOCAB = 50
+FINGERPRINT = b"scripted"
+
+
+def next_token(prefix: Sequence[int]) -> int:
+    return prefix_hash(prefix) % VOCAB
+
+
+def answer_of(prompt: Sequence[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class ScriptedPeer:
+    """Takes Peer's place in a driver."""
+
+    def __init__(self, name: str, dialect: Dialect, orchestrator_id: str, listener: Listener) -> None:
+        self.name, self.dialect, self._listener = name, dialect, listener
+        self.info: terms.ModelInfo | None = model_info(VOCAB, window=10_000)
+        self.beat: Any = None
+        self.connected = False
+        self.held: dict[str, list[int]] = {}
+        self.released: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()  # items by session
+        self.not_found = 0
+        self.silent = False  # keeps its answers
+        self.kept: list[Any] = []
+        self._inbox: list[Any] = []
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def flushed(self) -> None:
+        return
+
+    def rise(self) -> None:
+        self.connected = True
+        self._listener.up(self)  # type: ignore[arg-type]
+
+    def fall(self) -> None:
+        self.connected, self.held = False, {}
+        self._inbox.clear()
+        self._listener.down(self, "scripted")  # type: ignore[arg-type]
+
+    def say(self, *items: Any) -> None:
+        self._listener.heard(self, Heard(items))  # type: ignore[arg-type]
+
+    def send(self, item: Any) -> None:
+        if not self.connected:
+            return
+        if not self._inbox:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._inbox.append(item)
+
+    def _turn(self) -> None:
+        items, self._inbox = self._inbox, []
+        said = [answer for item in items for answer in self._answers(item)]
+        if self.silent:
+            self.kept += said
+        elif said and self.connected:
+            self.say(*said)
+
+    def _answers(self, item: Any) -> list[Any]:
+        self.seen[item.session_id] += 1
+        if isinstance(item, terms.Close | terms.CloseDraft):
+            if self.held.pop(item.session_id, None) is None:
+                self.not_found += 1
+            self.released[item.session_id] += 1
+            return [terms.Answer(item.session_id, item.epoch, 0, terms.Closed())] if isinstance(item, terms.Close) else []
+        return [self._verify(item)] if isinstance(item, terms.Step) else self._draft(item)
+
+    def _verify(self, step: terms.Step) -> terms.Answer:
+        held = self.held.setdefault(step.session_id, [])
+        split = len(step.tokens) - step.num_proposed
+        assert step.base_length <= len(held) and prefix_hash(held[: step.base_length]) == step.base_hash
+        held[step.base_length :] = step.tokens[:split]
+        before = len(held)
+        if step.begin is not None:
+            self.limits = getattr(self, "limits", {})
+            self.limits[step.session_id] = step.begin.prompt_length + (step.begin.sampling.max_tokens or 0)
+        limit, accepted = self.limits[step.session_id], 0
+        for proposed in (*step.tokens[split:], None):
+            if len(held) >= limit:
+                break
+            held.append(next_token(held))
+            if held[-1] != proposed:
+                break
+            accepted += 1
+        finish = terms.FinishReason.LENGTH if len(held) >= limit else None
+        result = terms.Result(before, len(held) - 1, step.num_proposed, accepted, tuple(held[before:]), finish=finish)
+        return terms.Answer(step.session_id, step.epoch, step.round, result)
+
+    def _draft(self, item: Any) -> list[Any]:
+        if isinstance(item, terms.Open):
+            self.held[item.session_id] = list(item.tokens)
+            self.epochs = getattr(self, "epochs", {})
+            self.epochs[item.session_id] = item.epoch
+        elif isinstance(item, terms.Commit):
+            self.held[item.session_id][item.prefix_length :] = item.tokens
+        else:
+            return []
+        tokens = self.held[item.session_id]
+        guess = answer_of(tokens, 4)
+        if len(tokens) % 3 == 0:
+            guess[1] = (guess[1] + 1) % VOCAB
+        return [terms.Proposal(item.session_id, self.epochs[item.session_id], len(tokens), prefix_hash(tokens), tuple(guess))]
+
+
+class Pools:
+    """A driver between scripted targets t0, t1, ... and drafts d0, ..."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, targets: int = 1, drafts: int = 1, **settings: Any) -> None:
+        monkeypatch.setattr(driver_module, "Peer", ScriptedPeer)
+        names = {"targets": [f"t{i}:1" for i in range(targets)], "drafts": [f"d{i}:1" for i in range(drafts)]}
+        self.driver = Driver(
+            OrchestratorSettings(tokenizer=Path(), **{k: tuple(v) for k, v in names.items()}, **settings),
+            FINGERPRINT,
+            Observer(Telemetry("orchestrator")),
+        )
+        self.targets: list[ScriptedPeer] = list(self.driver.pool("target"))  # type: ignore[arg-type]
+        self.drafts: list[ScriptedPeer] = list(self.driver.pool("draft"))  # type: ignore[arg-type]
+        for peer in (*self.targets, *self.drafts):
+            peer.rise()
+
+    def start(self, name: str, *, count: int = 20, k: int = 3, priority: int = 0) -> Handle:
+        sampling = terms.SamplingParams(max_tokens=count)
+        prompt = prompt_of(name)
+        request = ev.Admitted(name, prompt, len(prompt), sampling, 7, 10_000, k, priority=priority)
+        return self.driver.start(request, f"request of {name}")
+
+    def check_empty(self) -> None:
+        """Nothing is left of any session, anywhere."""
+        driver = self.driver
+        assert (driver.running, driver.waiting, len(driver._live), len(driver._requests)) == (0, 0, 0, 0)
+        assert not driver._wants_target and not driver._wants_draft and not driver._events
+        assert not any(count for placed in driver._placed.values() for count in placed.values())
+        assert [len(peer.held) for peer in (*self.targets, *self.drafts)] == [0] * (len(self.targets) + len(self.drafts))
+
+
+def prompt_of(name: str) -> tuple[int, ...]:
+    return tuple(byte % VOCAB for byte in name.encode())
+
+
+async def fetch(handle: Handle) -> list[int]:
+    """All tokens of an answer."""
+    tokens: list[int] = []
+    async for event in handle:
+        if isinstance(event, Ended):
+            return tokens
+        tokens += event.tokens
+    raise AssertionError("no end")
+
+
+async def settle(turns: int = 20) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
