@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draft_service.chain import Chain
-from draft_service.outlook import Outlook
 from draft_service.plan import Chooser
 from specdec.terms import Proposal
 
@@ -102,12 +101,11 @@ class Session:
         """Sorts the most urgent first: the target waits for it, it has little, it has not been served for long."""
         return self.block_end is not None, self.usable, self.served
 
-    def sent(self, start: int, num_proposed: int, block: tuple[int, ...], outlook: Outlook) -> int:
+    def sent(self, start: int, num_proposed: int, block: tuple[int, ...]) -> int:
         """A block is in flight. Returns the number of drafted tokens that were dropped for it."""
         dropped = self.chain.assume(start, block) if block else 0
         self.block_end = start + num_proposed
         self.product = self.chain.product(start, self.block_end)
-        self.ahead = num_proposed == 0 or outlook.worthwhile(self.product)
         self.own_block = 0 if block else min(self.block_end, len(self.chain)) - start
         return dropped
 

@@ -34,7 +34,7 @@ class Walk:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.rig = Rig(window=60, step_rows=12, chunk_rows=4)
+        self.rig = Rig(window=60, step_rows=12, chunk_rows=4, lookahead_floor=self.random.choice((0.0, 0.1, 1.0)))
         self.epochs = dict.fromkeys(NAMES, 0)
         self.pending: tuple[DraftPlan, PlanOutcome] | None = None
         self.checked = 0
