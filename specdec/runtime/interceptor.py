@@ -2,7 +2,7 @@
 
 Handlers may be async generators or coroutines that call context.write; both come out as what they were. A handler just raises one of
 specdec.errors and the caller gets its status. A defect becomes INTERNAL and a log line. A cancellation that is not the caller's own is
-answered too; left alone it would keep the caller waiting for ever (grpc/grpc#29248).
+answered too; left alone it would keep the caller waiting for ever (grpc/grpc#29248). A write that fails is the caller hanging up.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         except grpc.aio.AbortError:
             code = _code(context)
             raise
+        except grpc.aio.InternalError as error:  # a batch of operations failed: a server's only do when the call is over
+            code = "CANCELLED"
+            raise asyncio.CancelledError from error
         except Exception as error:
             code = status.code_of(error).name
             if not isinstance(error, SpecdecError) or isinstance(error, InternalFault):

@@ -56,14 +56,17 @@ class Process:
 def start(role: str, module: str, settings: dict[str, str], folder: Path) -> Process:
     """Starts one service; returns at once. `wait_ready` completes it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_")}
-    environment |= {"OMP_NUM_THREADS": "1", "SPECDEC_DIE_WITH_PARENT": "true"} | {f"SPECDEC_{k}": v for k, v in settings.items()}
+    environment |= {"OMP_NUM_THREADS": "1", "SPECDEC_PARENT_PIPE": str(_PIPE[0])} | {f"SPECDEC_{k}": v for k, v in settings.items()}
     log = folder / f"{role}-{time.monotonic_ns()}.log"
     with log.open("w") as stderr, log.with_suffix(".out").open("w") as stdout:
-        popen = subprocess.Popen([sys.executable, "-m", module], env=environment, stdout=stdout, stderr=stderr, cwd=_ROOT)
+        popen = subprocess.Popen(
+            [sys.executable, "-m", module], env=environment, stdout=stdout, stderr=stderr, cwd=_ROOT, pass_fds=_PIPE[:1]
+        )
     return Process(role, popen, log)
 
 
 _ROOT = Path(__file__).resolve().parents[2]
+_PIPE = os.pipe()  # its other end closes with this process. The kernel's death signal would follow the thread that called `start`.
 
 
 def wait_ready(process: Process) -> Process:
@@ -115,6 +118,11 @@ class Stack:
         }
         self.orchestrators.append(wait_ready(start("orchestrator", "orchestrator", settings, self.folder)))
         return self.orchestrators[-1]
+
+    def defects(self) -> list[str]:
+        """Log lines of any process, living or not, that tell of a defect."""
+        lines = [line for log in self.folder.glob("*.log") for line in log.read_text(errors="replace").splitlines()]
+        return [line for line in lines if "Traceback" in line or "exception was never retrieved" in line]
 
     def stop(self) -> None:
         for process in (*self.orchestrators, *self.drafts, *self.targets):

@@ -1,0 +1,31 @@
+"""What the interceptor makes of a handler's end, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from specdec.runtime.interceptor import CallInterceptor
+from specdec.runtime.telemetry import Telemetry
+
+
+class Context:
+    """A call that is over, seen from a handler."""
+
+    def code(self) -> Any:
+        return None
+
+    def cancelled(self) -> bool:
+        return False  # the news may come later than the failed write
+
+
+async def test_a_write_that_fails_is_the_caller_hanging_up(caplog: pytest.LogCaptureFixture) -> None:
+    interceptor = CallInterceptor(Telemetry("orchestrator"))
+    with caplog.at_level(logging.INFO), pytest.raises(asyncio.CancelledError):
+        async with interceptor._around(Context(), "m", ""):  # type: ignore[arg-type]
+            raise grpc.aio.InternalError("Failed execute_batch")
+    assert not caplog.records  # no defect, no alarm
