@@ -37,6 +37,7 @@ from specdec.hashing import prefix_hash
 from specdec.terms import FinishReason, RejectionMethod, Result, Step
 
 MAX_FRUITLESS = 8  # epochs in a row without a result until a generation gives up
+MAX_REFUSED = 20  # refusals in a row, about half a minute: a target that stops takes no sessions and costs no more than time
 FIRST_PAUSE_MS, LAST_PAUSE_MS = 100.0, 2000.0  # before the third placement in a row that decided nothing, doubling from there
 MAX_RETRY_MS = 10_000  # longest a target's word keeps a session from asking again
 MAX_EXPIRED = 3  # times one round may expire in the target's queue
@@ -69,7 +70,7 @@ class Generation:
         self._begun = False  # a result of this epoch has arrived
         self._kv_length = 0  # leading committed tokens believed to be in its KV
         self._block, self._outcome = EMPTY, ""  # of the open round
-        self._fruitless = self._expired = 0
+        self._fruitless = self._refused = self._expired = 0
         self.drafting = DraftSide(request)
         self._reader_behind = False
         self._told: list[Command] = []
@@ -127,8 +128,8 @@ class Generation:
 
     def _place_target(self, avoid: str) -> None:
         self.state, self.target, self._avoid = State.PLACING, "", avoid
-        if self._fruitless > 1:
-            pause_ms = min(LAST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** (self._fruitless - 2))
+        if (tries := self._fruitless + self._refused) > 1:
+            pause_ms = min(LAST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** (tries - 2))
             self._tell(StartTimer(Timer.RETRY, pause_ms))
         else:
             self._tell(ev.PlaceTarget(avoid))
@@ -316,10 +317,13 @@ class Generation:
 
     def _on_failed(self, failed: terms.Failed) -> None:
         error = fault(failed.code, failed.message)
-        if isinstance(error, Unavailable):
-            self._leave_target()
-        else:
+        if not isinstance(error, Unavailable):
             self._fail(error)
+        elif self._refused >= MAX_REFUSED:
+            self._fail(Unavailable(f"{error}; {self._resume_hint}"))
+        else:
+            self._fruitless, self._refused = self._fruitless - 1, self._refused + 1
+            self._leave_target()
 
     def _on_result(self, result: Result) -> None:
         before = self.lookahead.length
@@ -329,7 +333,7 @@ class Generation:
         if not result.tokens and result.finish is None:
             self._fail(ProtocolFault("the target decided nothing"))
             return
-        self._begun, self._fruitless = True, 0
+        self._begun, self._fruitless, self._refused = True, 0, 0
         self._tell(StopTimer(Timer.STEP))
         self.tally.decided(result)
         decided = len(result.tokens)
