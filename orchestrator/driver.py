@@ -13,7 +13,7 @@ import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from orchestrator import events as ev
@@ -29,6 +29,7 @@ from specdec import terms
 from specdec.errors import AlreadyExists, InternalFault, InvalidRequest, Mismatch, SpecdecError, Unavailable
 
 DRAIN_POLL_S = 0.05
+RECORD_AFTER_S = 0.002
 FLUSH_S = 0.5  # for the last Close items to leave
 GOING_AWAY = "the orchestrator is shutting down; resume with output_token_ids"
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Driver:
             for dialect, names in ((TARGET, settings.targets), (DRAFT, settings.drafts))
         }
         self._tasks: list[asyncio.Task[None]] = []
+        self._unrecorded: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # metrics of the last RECORD_AFTER_S
         self._model: terms.ModelInfo | None = None
         self._model_known = asyncio.Event()
         observer.watch(self)
@@ -229,7 +231,7 @@ class Driver:
                 case ev.StopTimer(timer):
                     self._stop_timer(live, timer)
                 case ev.Observe():
-                    self.observer.round(command)
+                    self._observe(self.observer.round, command)
                 case ev.Count(what, amount):
                     self.observer.count(what, amount)
                 case ev.PlaceTarget(avoid):
@@ -330,10 +332,21 @@ class Driver:
                 continue
             if peer.dialect is TARGET:
                 if live.generation.target == peer.name:
-                    self.observer.answered(item, time.perf_counter() - live.step_sent, heard)
+                    self._observe(self.observer.answered, item, time.perf_counter() - live.step_sent, heard)
                     self.feed(item.session_id, ev.Answered(item))
             elif live.generation.drafting.name == peer.name and self._sound(item):
                 self.feed(item.session_id, ev.Drafted(item))
+
+    def _observe(self, record: Callable[..., None], *what: object) -> None:
+        """Records once this turn's messages have left: a metric must not stand between a result and the next block."""
+        if not self._unrecorded:
+            asyncio.get_running_loop().call_later(RECORD_AFTER_S, self._record)
+        self._unrecorded.append((record, what))
+
+    def _record(self) -> None:
+        waiting, self._unrecorded = self._unrecorded, []
+        for record, what in waiting:
+            record(*what)
 
     def _sound(self, said: terms.DraftEvent) -> bool:
         """Whether a draft's words may be used at all: it is trusted with nothing."""

@@ -333,15 +333,15 @@ async def test_what_is_admitted_fits_every_target(monkeypatch: pytest.MonkeyPatc
 
 
 async def one_defect(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    observed = Observer.round
+    deliver = Handle.deliver
 
-    def broken(self: Observer, told: ev.Observe) -> None:
-        observed(self, told)
-        if told.num_decided and next(calls) == 10:
+    def broken(self: Handle, decided: ev.Deliver) -> None:
+        deliver(self, decided)
+        if next(calls) == 10:
             raise KeyError("a defect")
 
     calls = iter(range(100_000))
-    monkeypatch.setattr(Observer, "round", broken)
+    monkeypatch.setattr(Handle, "deliver", broken)
     return await asyncio.wait_for(asyncio.gather(*(fetch(pools.start(f"s{i}")) for i in range(6)), return_exceptions=True), 0.5)
 
 
