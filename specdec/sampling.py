@@ -98,7 +98,8 @@ class Sampler:
         columns = np.searchsorted(self.ids, wanted)
         inside = columns < self.width
         columns, wanted = columns[inside], wanted[inside]
-        return columns[self.ids[columns] == wanted]
+        known: Columns = columns[self.ids[columns] == wanted]
+        return known
 
     def raw(self, logits: Tensor) -> Floats:
         """Stage 1: logits [head rows] -> [width], float32 or float64; shares memory where it can. Raises NonFinite."""
@@ -307,7 +308,8 @@ def _border(values: Floats, weights: Floats | None, target: int) -> float:
 def softmax(scores: Floats) -> Floats:
     """Probabilities [n] of log-scores [n], float64. numpy adds pairwise, in an order that only n decides."""
     weights = np.exp(scores.astype(np.float64) - float(scores.max()))
-    return weights / weights.sum()
+    probabilities: Floats = weights / weights.sum()
+    return probabilities
 
 
 def token_logprobs(row: Floats, token: int, count: int) -> TokenLogprobs:

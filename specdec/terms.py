@@ -81,7 +81,7 @@ class SamplingParams:
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise InvalidRequest(f"sampling.{name}", f"must be a number in [{low:g}, {high:g}], got {value!r}")
+                raise InvalidRequest(f"sampling.{name}", f"must be a number in [{low:.10g}, {high:.10g}], got {value!r}")
         if self.top_p == 0.0:
             raise InvalidRequest("sampling.top_p", "must be in (0, 1]; leave it unset to keep all ids")
         if self.repetition_penalty == 0.0:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.engine import Engine, EngineConfig, Segment, load_engine
+from specdec.errors import InvalidRequest
 from specdec.sampling import Sampler
 from specdec.terms import SamplingParams
 
@@ -40,6 +41,8 @@ def run_bench_step(
         model, threads=threads, kv_tokens=max(8192, room), max_rows=max(512, sessions * max(rows)), self_test=False, reduced_head=True
     )
     engine = load_engine(config)
+    if start + max(rows) > engine.info.window:
+        raise InvalidRequest("--start", f"context and rows together must fit the model's window of {engine.info.window} positions")
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, engine.info.vocab_size, (start + max(rows),), generator=draw).tolist()
     slots = [_filled(engine, tokens[:start]) for _ in range(sessions)]

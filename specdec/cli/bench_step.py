@@ -32,6 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
         rows = []
     if not rows or min(rows) < 1:
         raise InvalidRequest("--rows", "must be positive whole numbers, comma separated")
+    for flag, value, low in (("--sessions", arguments.sessions, 1), ("--start", arguments.start, 0), ("--threads", arguments.threads, 1)):
+        if value < low:
+            raise InvalidRequest(flag, f"must be at least {low}")
     if not (arguments.model / "config.json").is_file():
         raise InvalidRequest("--model", f"{arguments.model} holds no model (no config.json); run `make setup`, or name a folder that does")
     from specdec.bench.step import run_bench_step  # torch comes with it

@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # gRPC is loaded when it is needed: `--help` should not wait 
 HELP = "one answer from a running service"
 DESCRIPTION = """\
 Sends one prompt to an orchestrator. Without --json the text streams to standard output as it is decided and a line of figures goes to
-standard error. What is not set takes the service's defaults. Exit code 2 names a refused field and what would be accepted."""
+standard error. What is not set takes the service's defaults. Exit code 2 names a refused field and what would be accepted, or says that
+nobody answers."""
 CONNECT_S = 3.0
 SPECULATIVE_KEYS = (
     "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_draft_tokens",
@@ -57,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 async def _run(arguments: argparse.Namespace) -> int:
     from specdec.client import Client, generate_request
 
+    if not arguments.endpoint.rpartition(":")[2].isdecimal():
+        raise InvalidRequest("--endpoint", f"must be host:port, e.g. 127.0.0.1:50051, got {arguments.endpoint!r}")
     prompt, sampling, options = _prompt(arguments), _sampling(arguments), _options(arguments)
     generate_request(prompt, sampling, **options)  # what the wire cannot carry is refused before anybody is asked
     async with Client(arguments.endpoint) as client:

@@ -18,7 +18,7 @@ GROUPS: dict[str, dict[str, ModuleType]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0 fine, 1 the work itself failed, 2 wrong or refused input, 130 interrupted."""
+    """The exit code: 0 fine, 1 the work itself failed, 2 wrong or refused input or nobody who serves it, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_args(words)
     arguments.argv = words
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(prog="specdec", dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     for group in GROUPS.values():
         for name, module in group.items():
             command = commands.add_parser(name, description=module.DESCRIPTION, allow_abbrev=False)

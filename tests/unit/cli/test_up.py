@@ -63,7 +63,8 @@ def test_up_detached_then_down(specdec: Run, tmp_path: Path) -> None:
     assert endpoint == f"127.0.0.1:{entries(state)[-1]['port']}"
     targets = ",".join(f"127.0.0.1:{entry['port']}" for entry in entries(state)[:2])
     assert f"targets {targets}" in (state / "orchestrator-0.log").read_text()
-    assert f"affinity [{cpu}] nice 10" in (state / "draft-0.log").read_text()
+    niced = min(19, os.nice(0) + 10)  # these tests may run under `nice` themselves
+    assert f"affinity [{cpu}] nice {niced} " in (state / "draft-0.log").read_text()
     again = specdec("up", "--detach", "--state", str(state))
     assert again.returncode == 2 and "specdec down" in again.stderr
     running = processes(state)
