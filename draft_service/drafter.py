@@ -171,7 +171,7 @@ class Drafter:
             return []  # late: that block is decided
         dropped = session.sent(command.prefix_length, command.num_proposed, command.tokens)
         likely = self._outlook[session.bounds.greedy].worthwhile(session.product)
-        session.ahead = command.num_proposed == 0 or self.num_sessions == 1 or likely  # alone, it has nothing better to do
+        session.ahead = command.num_proposed == 0 or likely
         self.tally.wasted_tokens += dropped
         if not self._room.grow(session.handle, min(len(chain), session.bounds.limit)):
             return self._refuse((session.stream, session.session_id), session.epoch, "no room for keys and values", RETRY_MS)

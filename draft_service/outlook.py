@@ -5,8 +5,8 @@ block's confidences orders blocks by that chance well, but is the chance itself 
 agrees far more often than its largest probability says, an overconfident one less. So the chance is counted per bin of the product,
 starting from the product itself, and counted on every block, looked past or not: no probing is needed.
 
-A useless lookahead is not free: other sessions wait for the pass it takes part in. With eight sessions on one core leaving it out was
-worth 6 % of the throughput; with one session, which nobody waits behind, looking ahead always was worth 2 %.
+A useless lookahead is not free: other sessions wait for the pass it takes part in, and where draft and target share a cache or a memory bus
+it slows the very step it waits for (docs/decisions/0004).
 The decision rests on earlier slots and finished rounds alone, never on the token of a slot that it decides about, so that it may be taken
 under speculative sampling too.
 """

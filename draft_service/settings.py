@@ -22,5 +22,5 @@ class Settings(CommonSettings):
     budget_tokens: int = setting(64, low=1, high=256, doc="most tokens a session may hold past its last commit, whatever it asks for")
     max_num_speculative_tokens: int = setting(16, low=1, high=64, doc="longest block a session may ask for")
     lookahead_floor: float = setting(
-        0.1, low=0, high=1, doc="with several sessions: smallest chance of a whole block at which the draft works past it; 0 = always"
+        0.2, low=0, high=1, doc="smallest chance of a whole block at which the draft works past it; 0 = always"
     )

@@ -60,8 +60,9 @@ class DraftSide:
         )
         return told if in_flight is None else [*told, *self.sent(lookahead, in_flight)]
 
-    def sent(self, lookahead: Lookahead, block: Block) -> list[Command]:
-        """A block went to the target."""
+    def sent(self, lookahead: Lookahead, block: Block, own: bool = True) -> list[Command]:
+        """A block went to the target; `own` = it came from the draft."""
+        self._foreign = self._foreign or not own
         tokens = block.tokens if self._foreign else ()
         return self._tell(terms.Sent(self._request.session_id, lookahead.length, lookahead.hash, len(block.tokens), tokens))
 

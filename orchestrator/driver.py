@@ -116,6 +116,7 @@ class Driver:
             max_grace_ms=self.settings.max_grace_ms,
             step_deadline_ms=self.settings.step_deadline_ms,
             placement_wait_ms=self.settings.placement_wait_ms,
+            prompt_lookup_min=self.settings.prompt_lookup_min,
         )
         runs = self._admission.ask(request.session_id, request.priority)
         handle = Handle(self, request.session_id, generation.tally)

@@ -6,7 +6,7 @@ the epoch and round that are open; a target that vanishes is replaced under a hi
 
 States
     PLACING     no target holds the session; the last PlaceTarget is unanswered, or RETRY will send it
-    CHOOSING    a block was wanted and none fits yet: waiting, at most one grace, for the draft
+    CHOOSING    a block was wanted, none fits and nothing like it occurred before: waiting, at most one grace, for the draft
     VERIFYING   one Step is outstanding (at most one ever is)
     BACKING_OFF the target had no room; the same Step goes out again when RETRY fires
     HELD        the client reads too slowly; the next round starts when it has caught up
@@ -16,9 +16,9 @@ Rules
 1. A round opens when its Step is built and closes with its result. Repeating a Step (prefix_needed, no_room, expired) keeps the round.
 2. `begin` travels until the epoch's first result: whoever holds a result of this epoch knows the session.
 3. Draft and target are placed independently: losing one never re-opens the other.
-   Placements that decide nothing are few and ever further apart: neither a target that fails at once nor a request that kills its
+4. Placements that decide nothing are few and ever further apart: neither a target that fails at once nor a request that kills its
    target may keep either busy. A result forgives all earlier ones, so a long answer may move as often as it has to.
-4. The draft hears of every commit, then of the block that follows it, in that order.
+5. The draft hears of every commit, then of the block that follows it; the client's copy goes out behind both.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from orchestrator import events as ev
 from orchestrator.drafting import DraftSide
 from orchestrator.events import Admitted, Command, Count, StartTimer, StopTimer, Timer, ToTarget
 from orchestrator.lookahead import EMPTY, Block, Lookahead
+from orchestrator.ngram import PromptLookup
 from orchestrator.pacing import block_length
 from orchestrator.tally import Tally, origins
 from specdec import terms
@@ -55,12 +56,20 @@ class State(enum.Enum):
 
 class Generation:
     def __init__(
-        self, request: Admitted, *, max_grace_ms: float, step_deadline_ms: int = 30_000, placement_wait_ms: float = 30_000.0
+        self,
+        request: Admitted,
+        *,
+        max_grace_ms: float,
+        step_deadline_ms: int = 30_000,
+        placement_wait_ms: float = 30_000.0,
+        prompt_lookup_min: int = 0,
     ) -> None:
         self.request = request
         self.state = State.PLACING
         self.committed = list(request.tokens)
         self.lookahead = Lookahead(self.committed)
+        self._lookup = PromptLookup(prompt_lookup_min if request.num_speculative_tokens else 0)
+        self._lookup.extend(self.committed)
         self.tally = Tally(request.num_speculative_tokens)
         self._max_grace_ms, self._step_deadline_ms = max_grace_ms, step_deadline_ms
         self._placement_wait_ms = placement_wait_ms
@@ -169,7 +178,7 @@ class Generation:
     # --- the draft ----------------------------------------------------------------------------------------------------
 
     def _in_flight(self) -> Block | None:
-        """The block of the open round, None when no round is open."""
+        """The block of the open round."""
         return self._block if self.state in (State.VERIFYING, State.BACKING_OFF) else None
 
     def _on_draft_placed(self, draft: str) -> None:
@@ -212,14 +221,9 @@ class Generation:
 
     def _room(self) -> int:
         """Proposals worth verifying now."""
-        r = self.request
-        return block_length(
-            r.num_speculative_tokens,
-            decided=self.decided,
-            max_tokens=r.sampling.max_tokens or r.window,
-            committed=len(self.committed),
-            window=r.window,
-        )
+        r, committed = self.request, len(self.committed)
+        most = r.sampling.max_tokens or r.window
+        return block_length(r.num_speculative_tokens, decided=self.decided, max_tokens=most, committed=committed, window=r.window)
 
     def _next_round(self) -> None:
         if self._reader_behind:
@@ -233,6 +237,8 @@ class Generation:
             self._open_round(EMPTY, "off")
         elif room == 0:
             self._open_round(EMPTY, "tail")
+        elif guess := self._lookup.propose(room):  # nothing is as fast as not waiting
+            self._open_round(Block(guess, (None,) * len(guess)), "ngram")
         elif not self.drafting.name:
             self._open_round(EMPTY, "no_draft")
         elif wait_ms := self.drafting.grace_ms(self._max_grace_ms):
@@ -246,7 +252,7 @@ class Generation:
         self._block, self._outcome, self._expired = block, outcome, 0
         self.tally.opened(outcome)
         self._send_step()
-        self._tell(*self.drafting.sent(self.lookahead, block))
+        self._tell(*self.drafting.sent(self.lookahead, block, own=outcome != "ngram"))
 
     def _send_step(self) -> None:
         r, block = self.request, self._block
@@ -302,18 +308,16 @@ class Generation:
             self._new_epoch(self.epoch + 1)
 
     def _on_prefix_needed(self, have: int) -> None:
-        if have < self._kv_length:
-            self._kv_length = have
-            self._send_step()
-        else:  # it was sent more than that: without this the two would repeat themselves for ever
-            self._new_epoch(self.epoch + 1)
+        if have >= self._kv_length:  # it was sent more than that: without this the two would repeat themselves for ever
+            return self._new_epoch(self.epoch + 1)
+        self._kv_length = have
+        self._send_step()
 
     def _on_expired(self) -> None:
         self._expired += 1
-        if self._expired >= MAX_EXPIRED:
-            self._fail(DeadlineExceeded(f"the target did not get to the session in {MAX_EXPIRED * self._step_deadline_ms} ms"))
-        else:
-            self._send_step()
+        if self._expired < MAX_EXPIRED:
+            return self._send_step()
+        self._fail(DeadlineExceeded(f"the target did not get to the session in {MAX_EXPIRED * self._step_deadline_ms} ms"))
 
     def _on_failed(self, failed: terms.Failed) -> None:
         error = fault(failed.code, failed.message)
@@ -336,21 +340,22 @@ class Generation:
         self._begun, self._fruitless, self._refused = True, 0, 0
         self._tell(StopTimer(Timer.STEP))
         self.tally.decided(result)
-        decided = len(result.tokens)
-        self._tell(ev.Observe(self._outcome, result.num_verified, result.num_accepted, decided))
-        if decided:
-            self._tell(ev.Deliver(result.tokens, result.logprobs, origins(result)))
+        news: list[Command] = [ev.Deliver(result.tokens, result.logprobs, origins(result))] if result.tokens else []
+        news.append(ev.Observe(self._outcome, result.num_verified, result.num_accepted, len(result.tokens)))
         if result.finish is not None:
+            self._tell(*news)
             self._finish(result.finish, result.stop_token_id)
             return
         before_hash = self.lookahead.hash
         self.committed += result.tokens
+        self._lookup.extend(result.tokens)
         self.lookahead.commit(result.tokens)
         self._kv_length = min(result.kv_length_after, len(self.committed) - 1)
         self._tell(*self.drafting.committed(before, before_hash, result.tokens, self.lookahead))
         self._next_round()
+        self._tell(*news)
 
-    # --- time and the client ------------------------------------------------------------------------------------------
+    # --- time and the client -------------------------------------------------------------------------------------------
 
     def _on_timer(self, timer: Timer) -> None:
         state = self.state

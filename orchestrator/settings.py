@@ -17,9 +17,15 @@ class OrchestratorSettings(CommonSettings):
     tokenizer: Path = setting(doc="folder with the target's tokenizer.json and config.json; no weights are read")
     targets: tuple[str, ...] = setting(doc="host:port of every target, comma separated")
     drafts: tuple[str, ...] = setting((), doc="host:port of every draft, comma separated; empty = no speculation")
-    num_speculative_tokens: int = setting(3, low=0, high=64, doc="block length when the request does not say")
+    num_speculative_tokens: int = setting(2, low=0, high=64, doc="block length when the request does not say")
     rejection_sample_method: RejectionMethod = setting(RejectionMethod.COUPLED, doc="coupled or standard")
     draft_sample_method: DraftMethod | None = setting(None, doc="gumbel, greedy or probabilistic; empty = the method's default")
+    prompt_lookup_min: int = setting(
+        3,
+        low=0,
+        high=16,
+        doc="tokens that must have occurred before for what followed to be proposed when the draft has nothing; 0 = never",
+    )
     max_running: int = setting(256, low=1, high=65_536, doc="generations that run at once")
     max_waiting: int = setting(1024, low=0, high=1_048_576, doc="requests that wait for a place; beyond it RESOURCE_EXHAUSTED")
     max_grace_ms: float = setting(50.0, low=0, high=10_000, doc="longest wait of a round for the draft")

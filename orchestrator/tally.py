@@ -3,10 +3,11 @@
 A round's outcome is one of
     hit       a fitting lookahead token was there when the commit before was processed
     late      one came within the grace
+    ngram     none was there, and the newest tokens had occurred before: what followed them then was proposed
     miss      none came in time
     no_draft  speculation was wanted and no draft held the session
     prefill   the first round on a target, tail: no room for a proposal, off: block length 0
-The first four are the rounds that wanted speculation.
+The first five are the rounds that wanted speculation.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from orchestrator.output import GenerationStats
 from specdec.terms import Origin, Result
 
-WANTED = frozenset({"hit", "late", "miss", "no_draft"})
+WANTED = frozenset({"hit", "late", "ngram", "miss", "no_draft"})
 
 
 class Tally:

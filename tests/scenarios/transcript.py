@@ -45,7 +45,7 @@ def _ids(text: str) -> tuple[int, ...]:
 
 
 def _start(
-    prompt: str, k: str = "3", max_tokens: str = "100", window: str = "1000", output: str = "", method: str = "coupled"
+    prompt: str, k: str = "3", max_tokens: str = "100", window: str = "1000", output: str = "", method: str = "coupled", lookup: str = "0"
 ) -> Generation:
     request = ev.Admitted(
         session_id="s",
@@ -57,7 +57,7 @@ def _start(
         num_speculative_tokens=int(k),
         rejection_method=terms.RejectionMethod(method),
     )
-    return Generation(request, max_grace_ms=50, step_deadline_ms=9000, placement_wait_ms=5000)
+    return Generation(request, max_grace_ms=50, step_deadline_ms=9000, placement_wait_ms=5000, prompt_lookup_min=int(lookup))
 
 
 def _answered(g: Generation, outcome: terms.Outcome, epoch: str = "", round: str = "") -> ev.Event:  # noqa: A002

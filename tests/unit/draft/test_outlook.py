@@ -7,7 +7,6 @@ import random
 import pytest
 
 from draft_service.outlook import Outlook
-from specdec.terms import Pause
 from tests.unit.draft.rig import Rig, other, proposals
 
 
@@ -35,10 +34,7 @@ def test_an_old_belief_gives_way() -> None:
 
 
 def opened(floor: float) -> Rig:
-    """A session, and another one that might need the draft."""
     rig = Rig(lookahead_floor=floor, window=2000)
-    rig.open("other")
-    rig.apply(Pause("other"))
     rig.open(k=3)
     rig.settle()
     return rig
@@ -53,15 +49,6 @@ def test_a_hopeless_block_is_not_looked_past_and_the_next_one_comes_after_the_co
     (told,) = proposals(rig.settle())
     assert list(told.tokens) == rig.naive(rig.committed["s"], 3)
     assert rig.drafter.tally.wasted_tokens == 0
-
-
-def test_alone_the_draft_always_looks_ahead() -> None:
-    rig = Rig(lookahead_floor=1.0)
-    rig.open(k=3)
-    rig.settle()
-    rig.sent(3)
-    rig.settle()
-    assert len(rig.undecided()) == 7
 
 
 def test_a_whole_block_after_all_is_only_a_later_proposal() -> None:

@@ -36,7 +36,7 @@ class World:
         self.random = random.Random(seed)
         sampling = terms.SamplingParams(max_tokens=n)
         admitted = ev.Admitted("s", PROMPT, len(PROMPT), sampling, 7, 1000, k)
-        self.generation = Generation(admitted, max_grace_ms=5)
+        self.generation = Generation(admitted, max_grace_ms=5, prompt_lookup_min=seed % 3)
         self.n = n
         self.delivered: list[int] = []
         self.origins: list[terms.Origin] = []
