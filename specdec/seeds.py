@@ -1,7 +1,8 @@
 """Keys of randomness. Standard library only, so that every process can name a stream; the vectorised noise is in noise.py.
 
-One 64-bit seed per answer. Four tagged streams never meet: a number drawn for one purpose says nothing about a number drawn for
-another. Mixing the shared stream with the p/q test, say, would bias the output.
+One 64-bit seed per answer. The four tagged streams of a seed never meet: a number drawn for one purpose says nothing about a number drawn
+for another; mixing the shared stream with the p/q test, say, would bias the output. Seeds that differ in their last two bits alone share
+streams crosswise, so a batch of answers wants random or mixed seeds, not 0, 1, 2, 3, where they must be independent of each other.
 """
 
 MASK64 = (1 << 64) - 1

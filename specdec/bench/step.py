@@ -52,12 +52,6 @@ def run_bench_step(
     return {
         "rows": {str(n): round(statistics.median(taken[WARM_UP:]), 3) for n, taken in times.items()},
         "sampling_ms_per_row": round(_sampling_ms(engine, slots[0], tokens[start : start + 1], start, SAMPLING[sampling]), 4),
-        "sessions": sessions,
-        "start": start,
-        "threads": threads,
-        "sampling": sampling,
-        "dtype": engine.info.dtype,
-        "path": engine.info.path,
     }
 
 

@@ -45,7 +45,7 @@ LIVENESS = "liveness"
 ALIVE_POLL_S = 1.0
 MAX_CONCURRENT_CALLS = 4096  # beyond: RESOURCE_EXHAUSTED at once
 FLUSH_S = 1.0  # for calls to end after `drain` says that the work is done, or `give_up` that it never will be
-ORPHAN_S = 2.0  # a process without a parent drains for nobody
+ORPHAN_S = 1.0  # a process without a parent drains for nobody
 CLOSE_S = 3.0  # for `close`, after the streams ended
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class _Host(Generic[S]):
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.runtime.stopping.set)
         if self.settings.parent_pipe >= 0:
-            process.watch_pipe(self.settings.parent_pipe, lambda: self.loop.call_soon_threadsafe(self._orphaned))
+            process.watch_pipe(self.settings.parent_pipe, self._orphaned)
         try:
             return await self._serve(telemetry)
         finally:
@@ -127,9 +127,11 @@ class _Host(Generic[S]):
         return Telemetry(self.role, host=s.host, metrics_port=s.metrics_port, otlp_endpoint=s.otlp_endpoint)
 
     def _orphaned(self) -> None:
+        """On the thread that watched the pipe, which also sees to it that a busy loop does not outlive the parent by much."""
         log.warning("the parent is gone")
-        self.runtime.fail("the parent is gone")
-        self.loop.call_later(ORPHAN_S, os._exit, 1)
+        self.loop.call_soon_threadsafe(self.runtime.fail, "the parent is gone")
+        time.sleep(ORPHAN_S)
+        os._exit(1)
 
     async def _serve(self, telemetry: Telemetry) -> int:
         self.methods = _Methods()
