@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-IN_CI = os.environ.get("SPECDEC_CI") == "1"
+IN_CI = os.environ.get("STRICT_TESTS") == "1"
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "models"
 

@@ -94,7 +94,7 @@ def plain(client: RawClient) -> Reply:
     )  # fmt: skip
     request = pb.GenerateRequest(
         token_ids=pb.TokenIds(ids=PROMPT), seed=11, sampling=explicit, n=1, priority=0, include_stop_str_in_output=False,
-        skip_special_tokens=True, num_speculative_tokens=3, enable_adaptive_verification=False, disable_spec_decode=False,
+        skip_special_tokens=True, num_speculative_tokens=2, enable_adaptive_verification=False, disable_spec_decode=False,
         use_heterogeneous_vocab=False,
         rejection_sample_method=common_pb2.REJECTION_SAMPLE_METHOD_COUPLED, draft_sample_method=common_pb2.DRAFT_SAMPLE_METHOD_GUMBEL,
     )  # fmt: skip
