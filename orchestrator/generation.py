@@ -64,12 +64,10 @@ class Generation:
         placement_wait_ms: float = 30_000.0,
         prompt_lookup_min: int = 0,
     ) -> None:
-        self.request = request
-        self.state = State.PLACING
+        self.request, self.state = request, State.PLACING
         self.committed = list(request.tokens)
         self.lookahead = Lookahead(self.committed)
-        self._lookup = PromptLookup(prompt_lookup_min if request.num_speculative_tokens else 0)
-        self._lookup.extend(self.committed)
+        self._lookup = PromptLookup(prompt_lookup_min if request.num_speculative_tokens else 0, self.committed)
         self.tally = Tally(request.num_speculative_tokens)
         self._max_grace_ms, self._step_deadline_ms = max_grace_ms, step_deadline_ms
         self._placement_wait_ms = placement_wait_ms

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 class PromptLookup:
     """Of one session. Holds one entry per committed token, so it is bounded by the window."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, committed: Sequence[int] = ()) -> None:
         """`n` = how many tokens must have occurred before; 0 never proposes."""
         self._n = n
         self._tokens: list[int] = []
         self._latest: dict[tuple[int, ...], int] = {}  # n tokens -> where the latest occurrence but the newest one ended
         self._newest: tuple[int, ...] = ()
+        self.extend(committed)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """More tokens were committed."""
