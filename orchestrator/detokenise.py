@@ -42,10 +42,7 @@ class Step(Protocol):
 
 
 class _PerPiece:
-    """Steps that look at one piece alone, or at whether it is the first."""
-
-    def push(self, piece: str) -> Sequence[str]:
-        raise NotImplementedError
+    """Steps that look at one piece alone, or at whether it is the first: nothing ever waits in them."""
 
     def settle(self) -> None:
         pass

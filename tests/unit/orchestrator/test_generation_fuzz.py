@@ -176,8 +176,8 @@ def test_most_worlds_end_well() -> None:
     assert ended >= 38
 
 
-def test_a_lookahead_that_ignores_the_prefix_cannot_hide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken twin of the world: a generation that repeats a result it has already counted delivers tokens twice."""
+def test_a_generation_that_counts_a_token_twice_cannot_hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken twin: the last token of every result is counted and delivered twice."""
     original = Generation._on_result
 
     def twice(self: Generation, result: terms.Result) -> None:
