@@ -8,6 +8,7 @@ import logging
 import secrets
 import sys
 import time
+from pathlib import Path
 
 from draft_service.checks import Limits
 from draft_service.choosing import chooser_factory
@@ -19,9 +20,10 @@ from draft_service.stepper import Stepper
 from draft_service.worker import Worker
 from specdec.engine import EngineConfig, EngineInfo, EngineThread, KvBudget, load_engine
 from specdec.errors import Mismatch
+from specdec.grammar import GrammarCompiler
 from specdec.runtime.server import Runtime, Service, serve
 from specdec.terms import ModelInfo
-from specdec.vocabulary import Vocabulary, vocabulary
+from specdec.vocabulary import Vocabulary, describe, load_tokenizer
 
 HUNG_S = 30.0  # a plan that runs for longer than this never ends
 
@@ -30,8 +32,8 @@ log = logging.getLogger("draft")
 
 async def build(settings: Settings, runtime: Runtime) -> Service:
     thread = EngineThread("draft-engine")
-    words, engine = await asyncio.gather(
-        asyncio.to_thread(vocabulary, settings.model),
+    (words, grammars), engine = await asyncio.gather(
+        asyncio.to_thread(_words, settings.model),
         thread.run(load_engine, _engine_config(settings)),
     )
     info: EngineInfo = engine.info
@@ -47,7 +49,7 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         lookahead_floor=settings.lookahead_floor,
     )
     room = KvBudget(info.kv_total_tokens)
-    drafter = Drafter(limits, room, chooser_factory(words.size, words.eos_ids, info.draft_ids))
+    drafter = Drafter(limits, room, chooser_factory(words.size, words.eos_ids, info.draft_ids, grammars))
     metrics = Metrics(runtime.telemetry, drafter)
     worker = Worker(drafter, Stepper(engine), thread, metrics)
     tasks = [
@@ -69,6 +71,11 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         return since is None or time.monotonic() - since < HUNG_S
 
     return Service(add=servicer.add_to, drain=worker.drain, close=close, alive=alive)
+
+
+def _words(model: Path) -> tuple[Vocabulary, GrammarCompiler]:
+    tokenizer = load_tokenizer(model)
+    return describe(tokenizer, model), GrammarCompiler(tokenizer)
 
 
 def check_draft_ids(info: EngineInfo, words: Vocabulary) -> None:

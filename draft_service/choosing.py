@@ -13,6 +13,7 @@ from typing import Any
 from draft_service.chain import Draft
 from draft_service.plan import Chooser
 from specdec.errors import InvalidRequest, NonFinite
+from specdec.grammar import GrammarCompiler
 from specdec.sampling import Sampler, draft_choice
 from specdec.terms import Open
 
@@ -22,8 +23,11 @@ log = logging.getLogger("draft")
 class SessionChooser:
     """A Chooser. Its sampler is built with the first row, on the engine's thread: tables over the vocabulary take milliseconds."""
 
-    def __init__(self, command: Open, vocab_size: int, eos_ids: Sequence[int], columns: Sequence[int] | None) -> None:
+    def __init__(
+        self, command: Open, vocab_size: int, eos_ids: Sequence[int], columns: Sequence[int] | None, grammars: GrammarCompiler | None
+    ) -> None:
         self._command, self._vocab_size, self._eos_ids, self._columns = command, vocab_size, eos_ids, columns
+        self._grammars = grammars
         self._sampler: Sampler | None = None
 
     def __call__(self, logits: Any, position: int, output: Sequence[int]) -> Draft | None:
@@ -41,10 +45,15 @@ class SessionChooser:
         if self._sampler is None:
             command = self._command
             prompt = command.tokens[: command.prompt_length]
-            self._sampler = Sampler(command.sampling, command.seed, self._vocab_size, self._eos_ids, prompt, self._columns)
+            grammar = command.sampling.grammar
+            constraint = None if grammar is None or self._grammars is None else self._grammars.compile(grammar)
+            self._sampler = Sampler(command.sampling, command.seed, self._vocab_size, self._eos_ids, prompt, self._columns, constraint)
         return self._sampler
 
 
-def chooser_factory(vocab_size: int, eos_ids: Sequence[int], columns: Sequence[int] | None) -> Callable[[Open], Chooser]:
-    """`columns` = the target ids of a reduced head's columns, None when the head covers the vocabulary."""
-    return lambda command: SessionChooser(command, vocab_size, eos_ids, columns)
+def chooser_factory(
+    vocab_size: int, eos_ids: Sequence[int], columns: Sequence[int] | None, grammars: GrammarCompiler | None = None
+) -> Callable[[Open], Chooser]:
+    """`columns` = the target ids of a reduced head's columns, None when the head covers the vocabulary. `grammars`: None = sessions with
+    a grammar get no proposals."""
+    return lambda command: SessionChooser(command, vocab_size, eos_ids, columns, grammars)

@@ -72,6 +72,8 @@ def verify(
 ) -> Verdict:
     """Decides a block of n proposals by its n + 1 rows [n + 1, head rows]. Inputs are not modified.
 
+    A grammar that lets nothing follow ends the round, and the generation, with `stop` and no stop token.
+
     `output` = decided tokens before the block. `distributions`, standard only: one per proposal, None = one-hot, or
     empty for all one-hot. `max_room` = tokens the window still takes. Rows behind the first refusal are not looked at.
     Raises NonFinite for a row that is used, InvalidRequest for distributions that do not fit the block.
@@ -84,8 +86,9 @@ def verify(
     history, logprobs = list(output), []
     stop_token_id: int | None = None
     accepted = 0
+    ended = sampler.must_end(history)
     for slot, row in enumerate(logits):
-        if len(history) >= most:
+        if ended or len(history) >= most:
             break
         proposal = block[slot] if slot < len(block) else None
         q = distributions[slot] if distributions and proposal is not None else None
@@ -95,10 +98,11 @@ def verify(
             break
         logprobs.append(sampler.logprobs(row, token))
         history.append(token)
+        accepted += int(stands)
+        ended = sampler.must_end(history)
         if not stands:
             break
-        accepted += 1
-    finish = FinishReason.LENGTH if len(history) >= most else None
+    finish = FinishReason.STOP if ended else FinishReason.LENGTH if len(history) >= most else None
     return Verdict(
         tokens=tuple(history[len(output) :]),
         num_verified=len(block),

@@ -3,8 +3,8 @@
 A row goes through these stages in this order. Each looks at that row alone: no decision depends on a batch.
 
     1  raw          ids the tokenizer knows (a padded head is cut off); must be finite; log-probabilities are taken here
-    2  bans         -inf for banned ids, for ids outside a non-empty allowed list and, before min_tokens, for every id
-                    that would end the generation
+    2  bans         -inf for banned ids, for ids outside a non-empty allowed list, for ids that a grammar does not allow here
+                    and, before min_tokens, for every id that would end the generation
     3  logit_bias   added
     4  penalties    repetition (ids of prompt and output: positive scores divided, negative ones multiplied), then
                     frequency * count + presence subtracted (ids of the output)
@@ -26,7 +26,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,12 +47,30 @@ _NEAR = 5.0  # how far below the best score the ids that cuts keep are usually f
 _SMALL, _BUCKETS, _DEPTH = 512, 2048, 40.0  # values to sort at once; buckets of a histogram, and how far down it reaches
 
 
+class Allowed(Protocol):
+    """What a grammar lets follow an output: specdec.grammar.Allowed."""
+
+    @property
+    def mask(self) -> npt.NDArray[np.bool_] | None: ...
+    @property
+    def may_end(self) -> bool: ...
+    @property
+    def must_end(self) -> bool: ...
+
+
+class Constraint(Protocol):
+    """A grammar's state: specdec.grammar.Constraint."""
+
+    def at(self, output: Sequence[int]) -> Allowed: ...
+    def forced(self, output: Sequence[int]) -> tuple[int, ...]: ...
+
+
 class Sampler:
     """The pipeline of one generation: its parameters, its seed, its prompt. Rows may come in any order.
 
     `vocab_size` = ids the tokenizer knows. `columns` (drafts with a reduced head): the ascending target ids of the head's
-    columns; rows then have one logit per column, answers are target ids all the same. Raises InvalidRequest when bans
-    leave nothing to choose from.
+    columns; rows then have one logit per column, answers are target ids all the same. `constraint`: the fresh state of
+    params.grammar, and of nothing else. Raises InvalidRequest when bans leave nothing to choose from.
     """
 
     def __init__(
@@ -63,7 +81,11 @@ class Sampler:
         eos_ids: Sequence[int],
         prompt: Sequence[int],
         columns: Sequence[int] | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
+        if (params.grammar is None) != (constraint is None):
+            raise ValueError("a sampler with a grammar needs its constraint, one without has none")
+        self.constraint = constraint
         self.params, self.seed, self.vocab_size = params, seed, vocab_size
         self.prompt_length = len(prompt)
         self.stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
@@ -118,15 +140,40 @@ class Sampler:
         row, params = self.raw(logits), self.params
         early = len(output) < params.min_tokens
         penalized = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
-        if not (early or penalized or len(self._forbidden) or len(self._bias_columns)):
+        if not (early or penalized or len(self._forbidden) or len(self._bias_columns) or self.constraint):
             return row
         row = row.copy()
         row[self._forbidden] = -math.inf
+        if self.constraint is not None:
+            self._constrain(row, self.constraint.at(output))
         if early:
             row[self._stops] = -math.inf
         row[self._bias_columns] += self._bias.astype(row.dtype)
         if penalized:
             self._penalize(row, output)
+        return row
+
+    def _constrain(self, row: Floats, allowed: Allowed) -> None:
+        """The grammar's part of stage 2, in place on a private row."""
+        if allowed.mask is None:
+            return
+        ends = row[self._stops]
+        row[~(allowed.mask if self.width == self.vocab_size else allowed.mask[self.ids])] = -math.inf
+        if allowed.may_end:
+            row[self._stops] = ends
+
+    def must_end(self, output: Sequence[int]) -> bool:
+        """Whether a grammar lets nothing follow `output`: the generation ends there, before min_tokens too."""
+        return self.constraint is not None and self.constraint.at(output).must_end
+
+    def forced(self, output: Sequence[int]) -> tuple[int, ...]:
+        """Ids that a grammar makes the only legal continuation of `output`."""
+        return () if self.constraint is None else self.constraint.forced(output)
+
+    def _require_possible(self, row: Floats, output: Sequence[int]) -> Floats:
+        """An adjusted row that leaves something to choose. Only a grammar can leave nothing: everything else was checked before."""
+        if self.constraint is not None and row.max() == -math.inf:
+            raise InvalidRequest("sampling.grammar", f"nothing may follow {len(output)} tokens: other fields ban what it needs")
         return row
 
     def _penalize(self, row: Floats, output: Sequence[int]) -> None:
@@ -169,7 +216,7 @@ class Sampler:
     def choose(self, logits: Tensor, position: int, output: Sequence[int]) -> int:
         """The token the target decides: argmax of scores + shared noise. `output` = decided tokens before this row."""
         self.check_position(position, output)
-        return self.pick(self.adjusted(logits, output), position)
+        return self.pick(self._require_possible(self.adjusted(logits, output), output), position)
 
     def pick(self, row: Floats, position: int) -> int:
         """Stages 5 to 9 of an adjusted row [width]: the coupled choice."""
@@ -182,7 +229,7 @@ class Sampler:
     def distribution(self, logits: Tensor, position: int, output: Sequence[int]) -> tuple[Columns, Floats]:
         """p of this row: ids [m] ascending and float64 probabilities [m]; all other ids have none."""
         self.check_position(position, output)
-        return self.probabilities(self.adjusted(logits, output))
+        return self.probabilities(self._require_possible(self.adjusted(logits, output), output))
 
     def probabilities(self, row: Floats) -> tuple[Columns, Floats]:
         """`distribution` of an adjusted row [width]."""

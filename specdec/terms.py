@@ -14,6 +14,9 @@ GREEDY_BELOW = 1e-5  # temperatures below this choose by argmax
 MAX_LOGPROBS = 20  # most alternatives reported per token
 MAX_ID_BYTES = 128  # of session, request and orchestrator ids
 MAX_SEED = (1 << 64) - 1
+MAX_GRAMMAR_BYTES = 1 << 16  # of a grammar's text, or of all its options
+MAX_CHOICES = 1024
+MAX_START_BYTES = 256  # of the text a grammar begins after
 
 
 class RejectionMethod(enum.Enum):
@@ -47,6 +50,41 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
 
 
+class GrammarForm(enum.Enum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    EBNF = "ebnf"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A formal language for the output. `text` = the schema, expression or grammar; `options` = the answers of a choice.
+
+    `start_after` = the text after which it begins; None = from the first token on.
+    """
+
+    form: GrammarForm
+    text: str = ""
+    options: tuple[str, ...] = ()
+    start_after: str | None = None
+
+    def check(self) -> None:
+        """Sizes only: whether it is a grammar is found out by compiling it. Raises InvalidRequest."""
+        name = f"sampling.grammar.{self.form.value}"
+        if self.form is GrammarForm.CHOICE:
+            if not 1 <= len(self.options) <= MAX_CHOICES or not all(self.options):
+                raise InvalidRequest(name, f"must hold 1 to {MAX_CHOICES} options, none of them empty")
+        elif not self.text:
+            raise InvalidRequest(name, "must not be empty")
+        if (size := len(self.text.encode()) + sum(len(option.encode()) for option in self.options)) > MAX_GRAMMAR_BYTES:
+            raise InvalidRequest(name, f"at most {MAX_GRAMMAR_BYTES} bytes (MAX_GRAMMAR_BYTES), got {size}")
+        if self.start_after is not None and not 1 <= len(self.start_after.encode()) <= MAX_START_BYTES:
+            raise InvalidRequest(
+                "sampling.grammar.start_after", f"must be 1 to {MAX_START_BYTES} bytes long; leave it unset to begin at once"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """What shapes the target's decisions. The defaults here are the only defaults; no checkpoint's generation_config is ever read.
@@ -71,6 +109,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     @property
     def greedy(self) -> bool:
@@ -97,6 +136,8 @@ class SamplingParams:
         bad_bias = next((b for b in self.logit_bias.values() if not abs(b) <= 100.0), None)
         if bad_bias is not None:
             raise InvalidRequest("sampling.logit_bias", f"values must be in [-100, 100], got {bad_bias!r}")
+        if self.grammar is not None:
+            self.grammar.check()
 
 
 _RANGES = (
@@ -152,7 +193,8 @@ class DraftDistribution:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What a target must know of a session, in the first Step of an epoch."""
+    """What a target must know of a session, in the first Step of an epoch. `fork_session_id` names a session of the same orchestrator whose
+    KV may be shared where ids agree; empty = none."""
 
     prompt_length: int
     sampling: SamplingParams
@@ -161,6 +203,7 @@ class Begin:
     draft_method: DraftMethod = DraftMethod.GUMBEL
     traceparent: str = ""
     priority: int = 0
+    fork_session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +242,7 @@ class Result:
     forced: tuple[int, ...] = ()
     finish: FinishReason | None = None
     stop_token_id: int | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt from its second token on, in the epoch's first result
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ import uuid
 
 from specdec.engine import Engine, EngineConfig, EngineThread, KvBudget, load_engine
 from specdec.errors import Mismatch
+from specdec.grammar import GrammarCompiler
 from specdec.runtime.server import Runtime, Service, serve
 from specdec.terms import ModelInfo
-from specdec.vocabulary import Vocabulary, vocabulary
+from specdec.vocabulary import Vocabulary, describe, load_tokenizer
 from target_service.checks import Limits
 from target_service.executor import Executor
 from target_service.loop import EngineLoop
@@ -22,7 +23,7 @@ from target_service.settings import Settings
 from target_service.verifier import Verifier
 
 
-def load(settings: Settings) -> tuple[Engine, Vocabulary]:
+def load(settings: Settings) -> tuple[Engine, Vocabulary, GrammarCompiler]:
     """Runs on the engine thread: torch keeps its thread settings per thread."""
     config = EngineConfig(
         model_dir=settings.model,
@@ -34,10 +35,11 @@ def load(settings: Settings) -> tuple[Engine, Vocabulary]:
         max_rows=max(settings.max_step_rows, 128),  # the self-test feeds more at once than a step may
         self_test=settings.self_test,
     )
-    return load_engine(config), vocabulary(settings.model)
+    tokenizer = load_tokenizer(settings.model)
+    return load_engine(config), describe(tokenizer, settings.model), GrammarCompiler(tokenizer)
 
 
-def describe(settings: Settings, engine: Engine, words: Vocabulary, budget: KvBudget) -> ModelInfo:
+def model_info(settings: Settings, engine: Engine, words: Vocabulary, budget: KvBudget) -> ModelInfo:
     """`max_model_len` is what model and pool can hold, so that a session alone always fits. A padded head's ids are nobody's.
 
     Raises Mismatch when the head is shorter than the vocabulary.
@@ -73,11 +75,11 @@ def limits(settings: Settings, info: ModelInfo) -> Limits:
 
 
 async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> Service:
-    engine, words = await thread.run(load, settings)
+    engine, words, grammars = await thread.run(load, settings)
     budget = KvBudget(engine.info.kv_total_tokens)
-    info = describe(settings, engine, words, budget)
+    info = model_info(settings, engine, words, budget)
     verifier = Verifier(limits(settings, info), budget)
-    executor = Executor(engine, info.vocab_size, info.eos_token_ids)
+    executor = Executor(engine, info.vocab_size, info.eos_token_ids, grammars)
     observer = StepObserver(runtime.telemetry, verifier)
     loop = EngineLoop(verifier, executor.execute, thread, observer, settings.max_unread_results)
     turns = asyncio.create_task(loop.run(), name="engine loop")

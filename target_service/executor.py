@@ -12,8 +12,9 @@ import torch
 
 from specdec.acceptance import verify
 from specdec.engine import Segment
-from specdec.errors import EngineFault, InvalidRequest, NonFinite
-from specdec.sampling import Sampler
+from specdec.errors import EngineFault, InvalidRequest, NonFinite, Unsupported
+from specdec.sampling import Constraint, Sampler
+from specdec.terms import Begin, Grammar
 from target_service.plan import Decided, Prefilled, Row, RowFault, RowOutcome, Score, StepOutcome, StepPlan, kv_length_after
 
 INVALID_ARGUMENT, INTERNAL = 3, 13  # gRPC status code numbers
@@ -35,11 +36,18 @@ class Engine(Protocol):
     def forward(self, segments: list[Segment]) -> Sequence[torch.Tensor]: ...
 
 
+class Grammars(Protocol):
+    """specdec.grammar.GrammarCompiler"""
+
+    def compile(self, grammar: Grammar) -> Constraint: ...
+
+
 class Executor:
     """Owns slots and samplers of the residents. Every method runs on the engine thread."""
 
-    def __init__(self, engine: Engine, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(self, engine: Engine, vocab_size: int, eos_ids: Sequence[int], grammars: Grammars | None = None) -> None:
         self._engine, self._vocab_size, self._eos_ids = engine, vocab_size, tuple(eos_ids)
+        self._grammars = grammars
         self._slots: dict[int, int] = {}
         self._samplers: dict[int, Sampler] = {}
 
@@ -92,13 +100,12 @@ class Executor:
         begin = score.begin
         sampler = self._samplers.get(row.resident)
         if sampler is None:
-            prompt = score.committed[: begin.prompt_length]
-            sampler = Sampler(begin.sampling, begin.seed, self._vocab_size, self._eos_ids, prompt)
-            self._samplers[row.resident] = sampler
+            sampler = self._samplers[row.resident] = self._sampler(begin, score.committed[: begin.prompt_length])
         verdict = verify(logits, score.block, score.distributions, sampler, score.output, begin.rejection_method, score.room)
         committed = len(score.committed)
         kv_length = kv_length_after(committed, verdict.num_accepted, len(verdict.tokens))
         self._engine.kv.truncate(self._slots[row.resident], kv_length)
+        forced = sampler.forced([*score.output, *verdict.tokens]) if verdict.finish is None else ()
         return Decided(
             verdict.tokens,
             verdict.num_verified,
@@ -107,4 +114,13 @@ class Executor:
             verdict.logprobs,
             verdict.finish,
             verdict.stop_token_id,
+            forced,
         )
+
+    def _sampler(self, begin: Begin, prompt: Sequence[int]) -> Sampler:
+        grammar, constraint = begin.sampling.grammar, None
+        if grammar is not None:
+            if self._grammars is None:
+                raise Unsupported("sampling.grammar")
+            constraint = self._grammars.compile(grammar)
+        return Sampler(begin.sampling, begin.seed, self._vocab_size, self._eos_ids, prompt, constraint=constraint)

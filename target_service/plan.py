@@ -73,6 +73,7 @@ class Decided:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish: FinishReason | None = None
     stop_token_id: int | None = None
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -363,6 +363,7 @@ class Verifier:
             num_accepted=decided.num_accepted,
             tokens=decided.tokens,
             logprobs=decided.logprobs,
+            forced=decided.forced,
             finish=decided.finish,
             stop_token_id=decided.stop_token_id,
         )

@@ -88,6 +88,10 @@ class KvSlots(Protocol):
     def open(self) -> int:
         """A new, empty slot."""
 
+    def fork(self, slot: int, length: int) -> int:
+        """A new slot with the first `length` tokens of another. Memory is shared until either writes; both then live on their own, also
+        when the other closes."""
+
     def close(self, slot: int) -> None:
         """Frees it."""
 

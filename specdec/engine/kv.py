@@ -68,6 +68,16 @@ class KvStore:
         self._slots[name] = Slot(_lazy_zeros(self._shape, self._dtype), self._heads)
         return name
 
+    def fork(self, slot: int, length: int) -> int:
+        held = self._slots[slot]
+        if not 0 <= length <= held.length:
+            raise ValueError(f"slot {slot} holds {held.length} tokens, {length} of them cannot be shared")
+        name = self.open()
+        self.reserve({name: length})
+        self._slots[name].written(0, length).copy_(held.written(0, length))
+        self._slots[name].length = length
+        return name
+
     def close(self, slot: int) -> None:
         self.used_tokens -= self._slots.pop(slot).blocks * BLOCK_TOKENS
 

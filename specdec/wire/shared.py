@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from specdec import terms
-from specdec.errors import InvalidRequest, ProtocolFault, Unsupported
+from specdec.errors import InvalidRequest, ProtocolFault
 from specdec.v1 import common_pb2, generation_pb2
 
 MAX_ITEMS = 1024  # items, commands, answers or events in one message
@@ -160,6 +160,9 @@ def sampling_to_wire(params: terms.SamplingParams) -> common_pb2.SamplingParams:
             getattr(message, name).extend(getattr(params, name))
     with _writing("logit_bias"):
         message.logit_bias.update(params.logit_bias)
+    if params.grammar is not None:
+        with _writing("grammar"):
+            message.grammar.CopyFrom(grammar_to_wire(params.grammar))
     return message
 
 
@@ -173,14 +176,33 @@ def _writing(name: str) -> Iterator[None]:
 
 def sampling_from_wire(message: common_pb2.SamplingParams, field: str = "sampling") -> terms.SamplingParams:
     """Unset → the default in terms; explicit zero stays. Ranges are not checked here: see `SamplingParams.check`."""
-    if message.HasField("grammar"):
-        raise Unsupported(f"{field}.grammar")
     values: dict[str, Any] = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
     for name in (*_LISTS, "logit_bias"):
         bounded(getattr(message, name), MAX_ID_LIST, f"{field}.{name}", "MAX_ID_LIST")
     for name in _LISTS:
         values[name] = tuple(getattr(message, name))
-    return terms.SamplingParams(logit_bias=dict(message.logit_bias), **values)
+    grammar = grammar_from_wire(message.grammar, f"{field}.grammar") if message.HasField("grammar") else None
+    return terms.SamplingParams(logit_bias=dict(message.logit_bias), grammar=grammar, **values)
+
+
+def grammar_to_wire(grammar: terms.Grammar) -> common_pb2.Grammar:
+    message = common_pb2.Grammar(start_after=grammar.start_after)
+    if grammar.form is terms.GrammarForm.CHOICE:
+        message.choice.options.extend(grammar.options)
+    else:
+        setattr(message, grammar.form.value, grammar.text)
+    return message
+
+
+def grammar_from_wire(message: common_pb2.Grammar, field: str) -> terms.Grammar:
+    """Sizes are not checked here: see `Grammar.check`."""
+    form = message.WhichOneof("form")
+    if form is None:
+        raise InvalidRequest(field, "set exactly one of: " + ", ".join(form.value for form in terms.GrammarForm))
+    start_after = message.start_after if message.HasField("start_after") else None
+    if form == "choice":
+        return terms.Grammar(terms.GrammarForm.CHOICE, options=tuple(message.choice.options), start_after=start_after)
+    return terms.Grammar(terms.GrammarForm(form), getattr(message, form), start_after=start_after)
 
 
 def logprobs_to_wire(entry: terms.TokenLogprobs) -> common_pb2.TokenLogprobs:

@@ -43,12 +43,11 @@ def begin_to_wire(begin: terms.Begin) -> target_pb2.Begin:
         draft_sample_method=draft_method_to_wire(begin.draft_method),
         traceparent=begin.traceparent,
         priority=begin.priority,
+        fork_session_id=begin.fork_session_id or None,
     )
 
 
 def begin_from_wire(message: target_pb2.Begin) -> terms.Begin:
-    if message.HasField("fork_session_id"):
-        raise Unsupported("begin.fork_session_id")
     rejection, draft = methods_from_wire(message.rejection_sample_method, message.draft_sample_method)
     return terms.Begin(
         prompt_length=counted(message.prompt_length, "begin.prompt_length"),
@@ -58,6 +57,7 @@ def begin_from_wire(message: target_pb2.Begin) -> terms.Begin:
         draft_method=draft,
         traceparent=message.traceparent,
         priority=message.priority,
+        fork_session_id=name_from_wire(message.fork_session_id, "begin.fork_session_id") if message.HasField("fork_session_id") else "",
     )
 
 
@@ -174,6 +174,7 @@ def _result_to_wire(result: terms.Result) -> target_pb2.Result:
         forced=result.forced,
         finish=finish_to_wire(result.finish),
         stop_token_id=result.stop_token_id,
+        prompt_logprobs=[logprobs_to_wire(entry) for entry in result.prompt_logprobs],
     )
 
 
@@ -193,6 +194,7 @@ def _result_from_wire(message: target_pb2.Result) -> terms.Result:
         forced=tuple(message.forced),
         finish=finish_from_wire(message.finish),
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+        prompt_logprobs=tuple(logprobs_from_wire(entry) for entry in message.prompt_logprobs),
     )
 
 
