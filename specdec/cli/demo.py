@@ -143,8 +143,8 @@ async def _talk(endpoint: str, chosen: System, arguments: argparse.Namespace, co
         await _wait_for_draft(client)
         prompts = load_prompts()
         warm = SamplingParams(temperature=0.0, max_tokens=8)
-        for options in ({}, {"num_speculative_tokens": 0}):
-            await client.complete(prompts[0].messages, warm, seed=SEED, **options)
+        for k in (None, 0):
+            await client.complete(prompts[0].messages, warm, seed=SEED, num_speculative_tokens=k)
         _say(paint.legend(colour))
         sampling = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens)
         return [await _pair(client, prompt, sampling, paint.Painter(decode, colour), colour) for prompt in prompts]

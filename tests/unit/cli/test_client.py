@@ -83,8 +83,8 @@ def test_request_fields() -> None:
     request = generate_request([1, 2], seed=0, num_speculative_tokens=0, draft_method=DraftMethod.GREEDY, priority=None)
     assert request.HasField("seed") and request.HasField("num_speculative_tokens") and not request.HasField("priority")
     assert list(request.token_ids.ids) == [1, 2] and request.draft_sample_method == 2 and not request.HasField("sampling")
-    chat = generate_request([{"role": "user", "content": "x"}], template_args={"a": "1"})
-    assert chat.messages.messages[0].role == "user" and chat.messages.template_args["a"] == "1"
+    chat = generate_request([{"role": "user", "content": "x"}], template_args={"a": False, "b": "1"})
+    assert chat.messages.messages[0].role == "user" and chat.messages.template_args == {"a": "false", "b": '"1"'}
 
 
 BAD = {

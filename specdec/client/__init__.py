@@ -1,0 +1,50 @@
+"""What a Python user imports.
+
+    async with Client("127.0.0.1:50051") as client:
+        async for event in client.generate("Once upon a time", SamplingParams(max_tokens=64), seed=7):
+            if isinstance(event, Delta):
+                print(event.text, end="")
+
+    with SyncClient("127.0.0.1:50051") as client:
+        print(client.complete("Once upon a time", SamplingParams(max_tokens=64)).text)
+
+A prompt is text, token ids, or a chat: a list of {"role", "content"}. Everything else a request may carry is a keyword, see `Options`;
+the parameters that shape the decisions are in `specdec.terms.SamplingParams`. Failures are raised as specdec.errors. Abandoning the
+iterator cancels the generation and frees its room on the servers.
+"""
+
+from specdec.client.answers import (
+    Completion,
+    Delta,
+    EffectiveSettings,
+    Event,
+    Finished,
+    ServiceInfo,
+    SpeculativeStats,
+    Started,
+    Usage,
+    event_from_wire,
+)
+from specdec.client.calls import GENERATE_TIMEOUT_S, UNARY_TIMEOUT_S, Client, SyncClient
+from specdec.client.requests import CallOptions, Options, Prompt, generate_request
+
+__all__ = [
+    "CallOptions",
+    "Client",
+    "Completion",
+    "Delta",
+    "EffectiveSettings",
+    "Event",
+    "Finished",
+    "GENERATE_TIMEOUT_S",
+    "Options",
+    "Prompt",
+    "ServiceInfo",
+    "SpeculativeStats",
+    "Started",
+    "SyncClient",
+    "UNARY_TIMEOUT_S",
+    "Usage",
+    "event_from_wire",
+    "generate_request",
+]

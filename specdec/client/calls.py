@@ -1,0 +1,193 @@
+"""The calls themselves: Client for asyncio, SyncClient for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+
+from specdec import status, wire
+from specdec.client.answers import Completion, Event, Finished, ServiceInfo, completions_of, event_from_wire
+from specdec.client.requests import CallOptions, Options, Prompt, generate_request, tokenize_request
+from specdec.errors import InvalidRequest, ProtocolFault, Unavailable
+from specdec.runtime.channels import open_channel
+from specdec.terms import SamplingParams
+from specdec.v1 import generation_pb2, generation_pb2_grpc
+
+UNARY_TIMEOUT_S = 10.0
+GENERATE_TIMEOUT_S = 600.0
+
+_T = TypeVar("_T")
+
+
+class Client:
+    """One lazy connection to `host:port`. Make it and use it inside one running event loop."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._channel: grpc.aio.Channel | None = None
+        self._made: Any = None
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = self._made = None
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Until the connection is open. Raises Unavailable."""
+        self._stub()
+        assert self._channel is not None
+        try:
+            await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"nobody answers at {self.endpoint} after {timeout_s:g} s; is the service up?") from None
+
+    def _stub(self) -> Any:
+        if self._made is None:
+            self._channel = open_channel(self.endpoint)
+            self._made = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        return self._made
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        timeout_s: float = GENERATE_TIMEOUT_S,
+        traceparent: str = "",
+        **options: Unpack[Options],
+    ) -> AsyncGenerator[Event]:
+        """Streams Started, any number of Delta, Finished, per answer; those of several answers come mixed, told apart by `index`."""
+        request = generate_request(prompt, sampling, **options)
+        metadata = (("traceparent", traceparent),) if traceparent else ()
+        call = self._stub().Generate(request, timeout=timeout_s, metadata=metadata)
+        open_answers = request.n or 1
+        try:
+            async for message in call:
+                event = event_from_wire(message)
+                open_answers -= isinstance(event, Finished)
+                yield event
+            if open_answers:
+                raise ProtocolFault("the stream ended before the answer did")
+        except grpc.aio.AioRpcError as failure:
+            raise status.error_from_rpc(failure) from failure
+        finally:
+            call.cancel()
+
+    async def complete(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[CallOptions]) -> Completion:
+        """The whole answer of a request with one."""
+        if options.get("n", 1) not in (None, 1):
+            raise InvalidRequest("n", "complete() returns one answer; use completions() for several")
+        (answer,) = await self.completions(prompt, sampling, **options)
+        return answer
+
+    async def completions(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[CallOptions]
+    ) -> tuple[Completion, ...]:
+        """All `n` answers, whole, in order of their index. Each tells its own seed; the prompt's log-probabilities are on the first."""
+        async with contextlib.aclosing(self.generate(prompt, sampling, **options)) as stream:
+            events = [event async for event in stream]
+        return completions_of(events, options.get("n") or 1)
+
+    async def get_model_info(self) -> ServiceInfo:
+        reply = await self._unary("GetModelInfo", generation_pb2.GetModelInfoRequest())
+        return ServiceInfo(wire.model_info_from_wire(reply.info), reply.draft_available, reply.num_speculative_tokens)
+
+    async def tokenize(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        *,
+        add_special_tokens: bool = True,
+        template_args: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+    ) -> tuple[int, ...]:
+        """Ids of a text or a chat, as a request with it would use them. `add_special_tokens` is for a text alone."""
+        request = tokenize_request(prompt, add_special_tokens, template_args, add_generation_prompt)
+        return tuple((await self._unary("Tokenize", request)).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        try:
+            request = generation_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest("token_ids", "must be a list of token ids, whole numbers from 0 on") from error
+        return str((await self._unary("Detokenize", request)).text)
+
+    async def _unary(self, method: str, request: Any) -> Any:
+        try:
+            return await getattr(self._stub(), method)(request, timeout=UNARY_TIMEOUT_S)
+        except grpc.aio.AioRpcError as failure:
+            raise status.error_from_rpc(failure) from failure
+
+
+class SyncClient:
+    """The same without async, for scripts: one event loop of its own, driven only while a call waits."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._client = Client(endpoint)
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> SyncClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._run(self._client.close)
+        self._runner.close()
+
+    def generate(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[CallOptions]) -> Iterator[Event]:
+        events = self._client.generate(prompt, sampling, **options)
+        try:
+            while True:
+                try:
+                    yield self._run(events.__anext__)
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._run(events.aclose)
+
+    def complete(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[CallOptions]) -> Completion:
+        return self._run(lambda: self._client.complete(prompt, sampling, **options))
+
+    def completions(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[CallOptions]) -> tuple[Completion, ...]:
+        return self._run(lambda: self._client.completions(prompt, sampling, **options))
+
+    def get_model_info(self) -> ServiceInfo:
+        return self._run(self._client.get_model_info)
+
+    def tokenize(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        *,
+        add_special_tokens: bool = True,
+        template_args: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+    ) -> tuple[int, ...]:
+        return self._run(
+            lambda: self._client.tokenize(
+                prompt,
+                add_special_tokens=add_special_tokens,
+                template_args=template_args,
+                add_generation_prompt=add_generation_prompt,
+            )
+        )
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return self._run(lambda: self._client.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def _run(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        async def inside() -> _T:
+            return await call()
+
+        return self._runner.run(inside())
