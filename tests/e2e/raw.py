@@ -5,6 +5,7 @@ Everything here is the blocking gRPC API: what a test sends was not built by the
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import queue
 import struct
@@ -75,6 +76,8 @@ class Reply:
     text: str = ""
     logprobs: list[Any] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
+    pieces: list[tuple[int, int]] = field(default_factory=list)  # after each delta: ids and characters so far
     code: str = "OK"
     details: str = ""
     field: str = ""
@@ -87,10 +90,19 @@ class Reply:
         elif kind == "finished":
             self.finished = message.finished
         else:
-            self.token_ids += message.delta.token_ids
-            self.text += message.delta.text
-            self.logprobs += message.delta.logprobs
-            self.origins += message.delta.origins
+            self._take_delta(message.delta)
+
+    def _take_delta(self, delta: pb.Delta) -> None:
+        assert self.started is not None and self.finished is None
+        assert len(delta.logprobs) in (0, len(delta.token_ids))  # F35: in every message
+        assert len(delta.origins) == len(delta.token_ids)
+        assert not (delta.prompt_logprobs and self.pieces), "log-probabilities of the prompt belong to the first delta"
+        self.token_ids += delta.token_ids
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        self.origins += delta.origins
+        self.prompt_logprobs += delta.prompt_logprobs
+        self.pieces.append((len(self.token_ids), len(self.text)))
 
     def failed(self, failure: grpc.RpcError) -> None:
         code: Any = failure
@@ -110,13 +122,21 @@ class RawClient:
         self._channel.close()
 
     def generate(self, request: bytes | pb.GenerateRequest, timeout_s: float = TIMEOUT_S) -> Reply:
-        reply = Reply()
+        """The answer of a request with one."""
+        (reply,) = self.answers(request, timeout_s)
+        return reply
+
+    def answers(self, request: bytes | pb.GenerateRequest, timeout_s: float = TIMEOUT_S) -> list[Reply]:
+        """By index. A failure is told to each of them."""
+        replies: collections.defaultdict[int, Reply] = collections.defaultdict(Reply)
         try:
             for message in self.stream(request, timeout_s):
-                reply.take(message)
+                replies[message.index].take(message)
         except grpc.RpcError as failure:
-            reply.failed(failure)
-        return reply
+            for reply in list(replies.values()) or [replies[0]]:
+                reply.failed(failure)
+        assert set(replies) == set(range(len(replies)))
+        return [replies[i] for i in sorted(replies)]
 
     def stream(self, request: bytes | pb.GenerateRequest, timeout_s: float = TIMEOUT_S) -> Any:
         content = request if isinstance(request, bytes) else request.SerializeToString()

@@ -98,9 +98,9 @@ class Stack:
     def endpoint(self) -> str:
         return self.orchestrators[0].endpoint
 
-    def begin_target(self, **more: str) -> Process:
+    def begin_target(self, module: str = "target_service", **more: str) -> Process:
         settings = {"MODEL": str(self.target_model), **self.target_settings, **more}
-        self.targets.append(start("target", "target_service", settings, self.folder))
+        self.targets.append(start("target", module, settings, self.folder))
         return self.targets[-1]
 
     def begin_draft(self, **more: str) -> Process:

@@ -8,46 +8,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from specdec.terms import RejectionMethod, SamplingParams
 from tests.e2e.ask import Ask, answers, same
-from tests.e2e.stack import Process, running, wait_ready
-from tests.tiny import save_tiny, tiny_llama
+from tests.e2e.drafts import DRAFTS, SPECULATING, every_draft
+from tests.e2e.stack import Process
+from tests.tiny import tiny_llama
 
 pytestmark = [pytest.mark.pair, pytest.mark.timeout(240)]
-DRAFTS = ("self", "random", "never", "none")
 BLOCK_LENGTHS = (1, 2, 4, 8)
 TEMPERATURES = (0.0, 1.0)
 NUM_PROMPTS, NUM_TOKENS = 10, 32
-FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
-
-
-def never_right(target: Path, folder: Path) -> Path:
-    """A copy of the target whose favourite is the target's least likely token."""
-    save_tiny(folder, seed=0)
-    weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"] = -weights["lm_head.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 @pytest.fixture(scope="module")
 def orchestrators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Process]]:
-    folder = tmp_path_factory.mktemp("models")
-    target = save_tiny(folder / "target", seed=0)
-    models = {"self": target, "random": save_tiny(folder / "random", seed=9, layers=1), "never": never_right(target, folder / "never")}
-    with running(target, target, target=FLOAT64, draft=FLOAT64) as stack:
-        processes = {"self": stack.orchestrators[0]}
-        for kind in ("random", "never"):
-            draft = wait_ready(stack.begin_draft(MODEL=str(models[kind])))
-            processes[kind] = stack.add_orchestrator(DRAFTS=draft.endpoint)
-        processes["none"] = stack.add_orchestrator(DRAFTS="")
-        yield processes
+    with every_draft(tmp_path_factory.mktemp("models")) as drafts:
+        yield drafts.orchestrators
 
 
 def questions(temperature: float, k: int) -> list[Ask]:
@@ -74,7 +54,7 @@ def test_on_equals_off(orchestrators: dict[str, Process], reference: dict[float,
 def test_the_drafts_are_what_they_claim(orchestrators: dict[str, Process]) -> None:
     """Without this, equality would also hold for drafts that never propose anything."""
     kept: dict[str, float] = {}
-    for kind in ("self", "random", "never"):
+    for kind in SPECULATING:
         got = answers(orchestrators[kind].endpoint, questions(0.0, 4))
         drafted = sum(a.finished.speculative.num_draft_tokens for a in got)
         kept[kind] = sum(a.finished.speculative.num_accepted_draft_tokens for a in got) / drafted
