@@ -1,4 +1,4 @@
-"""`specdec generate`: one answer from a running service."""
+"""`specdec generate`: one or several answers from a running service."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.errors import InvalidRequest
+from specdec.cli import flags, request
+from specdec.errors import InvalidRequest, ProtocolFault, SpecdecError
 
 if TYPE_CHECKING:  # gRPC is loaded when it is needed: `--help` should not wait for it
-    from specdec.client import Client, Delta, Finished, Prompt, Started
+    from specdec.client import Client, Delta, Event, Finished, Options, Prompt, Started
     from specdec.terms import SamplingParams
 
-HELP = "one answer from a running service"
+HELP = "answers from a running service"
+USAGE = "specdec generate --endpoint HOST:PORT PROMPT [FLAG …]"
 DESCRIPTION = """\
 Sends one prompt to an orchestrator. Without --json the text streams to standard output as it is decided and a line of figures goes to
-standard error. What is not set takes the service's defaults. Exit code 2 names a refused field and what would be accepted, or says that
-nobody answers."""
+standard error; several answers come one after the other, each under a line on standard error. With --json one object is printed, for
+several answers {"answers": […]}. What is not set takes the service's defaults. JSON can be read from a file: @FILE, @- = standard input.
+Exit code 2 names a refused flag or field and what would be accepted, or says that nobody answers."""
 CONNECT_S = 3.0
 SPECULATIVE_KEYS = (
     "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_draft_tokens",
@@ -31,46 +34,55 @@ SPECULATIVE_KEYS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--endpoint", required=True, metavar="HOST:PORT", help="the orchestrator")
-    prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", metavar="TEXT", help="raw text, no chat template")
-    prompt.add_argument("--prompt-file", metavar="FILE", help="raw text from a file, - = standard input")
-    prompt.add_argument("--messages", metavar="JSON", help='a chat: [{"role": "user", "content": "…"}]')
-    prompt.add_argument("--token-ids", metavar="JSON", help="token ids, used as they are: [1, 2, 3]")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--max-tokens", type=int, metavar="N")
-    sampling.add_argument("--temperature", type=float, metavar="T", help="0 = the likeliest token always")
-    sampling.add_argument("--top-p", type=float, metavar="P")
-    sampling.add_argument("--top-k", type=int, metavar="K")
-    sampling.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
-    sampling.add_argument("--logprobs", type=int, metavar="N", help="log-probabilities of the tokens and of N alternatives")
-    sampling.add_argument("--resume-ids", metavar="JSON", help="ids of this answer that were delivered already")
-    speculation = parser.add_mutually_exclusive_group()
-    speculation.add_argument("--num-speculative-tokens", type=int, metavar="K", help="proposed tokens per round")
-    speculation.add_argument("--no-spec", action="store_true", help="the target alone; the same as K = 0")
-    parser.add_argument("--json", action="store_true", help="one JSON object with ids, figures and statistics")
+    parser.usage = USAGE
+    add_endpoint(parser)
+    groups = flags.add_groups(parser, request.GROUPS)
+    groups["output"].add_argument("--json", action="store_true", help="one JSON object with ids, figures and statistics")
+
+
+def add_endpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument_group("connection").add_argument("--endpoint", required=True, metavar="HOST:PORT", help="the orchestrator")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_run(arguments))
+    try:
+        return asyncio.run(_run(arguments))
+    except SpecdecError as error:
+        raise flags.named(error, request.ALL, arguments) from error
+
+
+@contextlib.asynccontextmanager
+async def connected(endpoint: str) -> Any:
+    """A client with an open connection. Raises InvalidRequest and Unavailable."""
+    from specdec.client import Client
+
+    if not endpoint.rpartition(":")[2].isdecimal():
+        raise InvalidRequest("--endpoint", f"must be host:port, e.g. 127.0.0.1:50051, got {endpoint!r}")
+    async with Client(endpoint) as client:
+        await client.wait_ready(CONNECT_S)
+        yield client
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    from specdec.client import Client, generate_request
+    from specdec.client import generate_request
 
-    if not arguments.endpoint.rpartition(":")[2].isdecimal():
-        raise InvalidRequest("--endpoint", f"must be host:port, e.g. 127.0.0.1:50051, got {arguments.endpoint!r}")
-    prompt, sampling, options = _prompt(arguments), _sampling(arguments), _options(arguments)
+    prompt, sampling, options = request.request_of(arguments)
     generate_request(prompt, sampling, **options)  # what the wire cannot carry is refused before anybody is asked
-    async with Client(arguments.endpoint) as client:
-        await client.wait_ready(CONNECT_S)
-        answer = await timed_answer(client, prompt, sampling, options, None if arguments.json else _print_piece)
+    answers = [TimedAnswer() for _ in range(options.get("n") or 1)]
+    printer = None if arguments.json else Printer(answers)
+    async with connected(arguments.endpoint) as client:
+        try:
+            await fill(answers, client, prompt, sampling, options, printer.show if printer else None)
+        finally:
+            if printer:
+                printer.close()
     if arguments.json:
-        print(json.dumps(report(answer, arguments.logprobs is not None), ensure_ascii=False))
-    else:
-        print(flush=True)
-        print(_figures(answer), file=sys.stderr)
+        reports = [report(answer, sampling) for answer in answers]
+        print(json.dumps(reports[0] if len(reports) == 1 else {"answers": reports}, ensure_ascii=False))
     return 0
+
+
+# ---------------------------------------------------------------- answers and their times
 
 
 @dataclass(slots=True)
@@ -95,40 +107,70 @@ class TimedAnswer:
     def tokens_per_s(self) -> float:
         return len(self.token_ids) / self.total_s if self.total_s else 0.0
 
+    def take(self, event: Event, now_s: float) -> None:
+        from specdec.client import Delta, Started
 
-async def timed_answer(
-    client: Client, prompt: Prompt, sampling: SamplingParams, options: dict[str, Any], show: Any | None = None
-) -> TimedAnswer:
-    """One answer with its times; `show` gets every Delta as it comes."""
-    from specdec.client import Delta, Finished, Started
+        if isinstance(event, Started):
+            self.started = event
+        elif isinstance(event, Delta):
+            if self.ttft_s is None and event.token_ids:
+                self.ttft_s = now_s
+            self.deltas.append(event)
+        else:
+            self.finished, self.total_s = event, now_s
 
-    answer, began = TimedAnswer(), time.perf_counter()
+
+async def fill(
+    answers: list[TimedAnswer],
+    client: Client,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    options: Options,
+    show: Callable[[], None] | None = None,
+) -> None:
+    """Asks once for all of `answers`; `show` is called after every event."""
+    began = time.perf_counter()
     async with contextlib.aclosing(client.generate(prompt, sampling, **options)) as events:
         async for event in events:
-            match event:
-                case Started():
-                    answer.started = event
-                case Delta():
-                    if answer.ttft_s is None and event.token_ids:
-                        answer.ttft_s = time.perf_counter() - began
-                    answer.deltas.append(event)
-                    if show is not None:
-                        show(event)
-                case Finished():
-                    answer.finished = event
-    answer.total_s = time.perf_counter() - began
+            if event.index >= len(answers):
+                raise ProtocolFault(f"answer {event.index} came, {len(answers)} were asked for")
+            answers[event.index].take(event, time.perf_counter() - began)
+            if show is not None:
+                show()
+
+
+async def timed_answer(
+    client: Client, prompt: Prompt, sampling: SamplingParams, options: dict[str, Any], show: Callable[[Delta], None] | None = None
+) -> TimedAnswer:
+    """One answer with its times; `show` gets every Delta as it comes."""
+    answer, shown = TimedAnswer(), 0
+
+    def show_new() -> None:
+        nonlocal shown
+        for delta in answer.deltas[shown:]:
+            if show is not None:
+                show(delta)
+        shown = len(answer.deltas)
+
+    await fill([answer], client, prompt, sampling, options, show_new)  # type: ignore[arg-type]
     return answer
 
 
-def report(answer: TimedAnswer, with_logprobs: bool) -> dict[str, Any]:
-    """The JSON contract."""
+# ---------------------------------------------------------------- what is printed
+
+
+def report(answer: TimedAnswer, sampling: SamplingParams) -> dict[str, Any]:
+    """The JSON contract. `logprobs` is null and `prompt_logprobs` is left out when they were not asked for."""
     started, finished = answer.started, answer.finished
     assert started is not None and finished is not None
     usage, speculative = asdict(finished.usage), asdict(finished.speculative)
+    logprobs = [asdict(entry) for delta in answer.deltas for entry in delta.logprobs]
+    prompt_logprobs = [asdict(entry) for delta in answer.deltas for entry in delta.prompt_logprobs]
     return {
         "text": answer.text,
         "token_ids": answer.token_ids,
-        "logprobs": [asdict(entry) for delta in answer.deltas for entry in delta.logprobs] if with_logprobs else None,
+        "logprobs": None if sampling.logprobs is None else logprobs,
+        **({} if sampling.prompt_logprobs is None or started.index else {"prompt_logprobs": prompt_logprobs}),
         "seed": started.seed,
         "model": started.model,
         "finish_reason": finished.finish_reason.value,
@@ -138,8 +180,36 @@ def report(answer: TimedAnswer, with_logprobs: bool) -> dict[str, Any]:
     }
 
 
-def _print_piece(delta: Delta) -> None:
-    print(delta.text, end="", flush=True)
+class Printer:
+    """Text to standard output, words about it to standard error. Of several answers the first that is not complete streams; those behind
+    it wait for their turn, so that the same request prints the same text in the same order."""
+
+    def __init__(self, answers: list[TimedAnswer]) -> None:
+        self._answers = answers
+        self._turn = 0
+        self._deltas = 0  # printed ones of the answer whose turn it is
+        self._open = False  # whether a line of text is unfinished
+
+    def show(self) -> None:
+        """Prints what can be printed."""
+        while self._turn < len(self._answers) and (answer := self._answers[self._turn]).started is not None:
+            if len(self._answers) > 1 and not self._open:
+                print(f"[answer {self._turn}]", file=sys.stderr, flush=True)
+            self._open = True
+            for delta in answer.deltas[self._deltas :]:
+                print(delta.text, end="", flush=True)
+            self._deltas = len(answer.deltas)
+            if answer.finished is None:
+                return
+            self.close()
+            print(_figures(answer), file=sys.stderr, flush=True)
+            self._turn, self._deltas = self._turn + 1, 0
+
+    def close(self) -> None:
+        """Ends the line, so that what follows stands on its own."""
+        if self._open:
+            print(flush=True)
+            self._open = False
 
 
 def _figures(answer: TimedAnswer) -> str:
@@ -150,55 +220,3 @@ def _figures(answer: TimedAnswer) -> str:
         f"{1000 * (answer.ttft_s or answer.total_s):.0f} ms; mean acceptance length {stats.mean_acceptance_length:.2f}, "
         f"hit rate {stats.hit_rate:.2f}; seed {answer.started.seed}]"
     )
-
-
-def _prompt(arguments: argparse.Namespace) -> Prompt:
-    if arguments.prompt is not None:
-        return str(arguments.prompt)
-    if arguments.prompt_file is not None:
-        return _read(arguments.prompt_file)
-    if arguments.messages is not None:
-        messages = _json("--messages", arguments.messages, '[{"role": "user", "content": "…"}]')
-        if not all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in messages) or not messages:
-            raise InvalidRequest("--messages", 'each turn must be {"role": "…", "content": "…"}')
-        return list(messages)
-    return _ids("--token-ids", arguments.token_ids)
-
-
-def _read(name: str) -> str:
-    try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("--prompt-file", f"{name}: {error}") from error
-
-
-def _ids(flag: str, text: str) -> list[int]:
-    ids = _json(flag, text, "[1, 2, 3]")
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise InvalidRequest(flag, "must be a JSON list of whole numbers")
-    return ids
-
-
-def _json(flag: str, text: str, example: str) -> list[Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, list):
-        raise InvalidRequest(flag, f"must be a JSON list, e.g. {example}")
-    return value
-
-
-def _sampling(arguments: argparse.Namespace) -> SamplingParams:
-    from specdec.terms import SamplingParams
-
-    names = ("max_tokens", "temperature", "top_p", "top_k", "logprobs")
-    return SamplingParams(**{name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None})
-
-
-def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    options: dict[str, Any] = {"seed": arguments.seed}
-    if arguments.resume_ids is not None:
-        options["output_token_ids"] = _ids("--resume-ids", arguments.resume_ids)
-    options["num_speculative_tokens"] = 0 if arguments.no_spec else arguments.num_speculative_tokens
-    return options

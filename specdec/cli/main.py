@@ -6,13 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
-from specdec.cli import bench_step, demo, down, generate, up
+from specdec.cli import bench_step, demo, down, generate, ids_to_text, text_to_ids, up
 from specdec.errors import SpecdecError
 
 GROUPS: dict[str, dict[str, ModuleType]] = {
     "run": {"demo": demo, "up": up, "down": down},
-    "use": {"generate": generate},
+    "use": {"generate": generate, "tokenize": text_to_ids, "detokenize": ids_to_text},
     "measure": {"bench-step": bench_step},
 }
 
@@ -20,7 +21,9 @@ GROUPS: dict[str, dict[str, ModuleType]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0 fine, 1 the work itself failed, 2 wrong or refused input or nobody who serves it, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser().parse_args(words)
+    arguments, unknown = _parser().parse_known_args(words)
+    if unknown:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.argv = words
     try:
         return int(arguments.run(arguments))
@@ -34,11 +37,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, like every other refusal."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     listing = "\n".join(
         f"{group}:\n" + "\n".join(f"  {name:<12} {module.HELP}" for name, module in commands.items()) for group, commands in GROUPS.items()
     )
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="specdec",
         usage="specdec COMMAND …",
         description="Speculative decoding as a distributed service.\n\n" + listing,
@@ -51,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         for name, module in group.items():
             command = commands.add_parser(name, description=module.DESCRIPTION, allow_abbrev=False)
             module.add_arguments(command)
-            command.set_defaults(run=module.run)
+            command.set_defaults(run=module.run, parser=command)
     return parser
 
 

@@ -134,14 +134,14 @@ def _set_prompt(
             raise TypeError("bytes")
         request.token_ids.CopyFrom(generation_pb2.TokenIds(ids=prompt))  # type: ignore[arg-type]
     except (ValueError, TypeError) as error:
-        raise InvalidRequest("prompt.token_ids", f"must be a list of token ids, each {_UINT32}") from error
+        raise InvalidRequest("token_ids.ids", f"must be a list of token ids, each {_UINT32}") from error
 
 
 def _set_text(request: generation_pb2.GenerateRequest | generation_pb2.TokenizeRequest, text: str) -> None:
     try:
         request.text = text
     except ValueError as error:  # half a character of UTF-16
-        raise InvalidRequest("prompt.text", "must be text that UTF-8 can hold") from error
+        raise InvalidRequest("text", "must be text that UTF-8 can hold") from error
 
 
 def _only_for_a_chat(template_args: Mapping[str, Any] | None, add_generation_prompt: bool | None) -> None:
@@ -156,7 +156,7 @@ def _messages(
     try:
         chat = [generation_pb2.Message(role=turn["role"], content=turn["content"]) for turn in turns]
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidRequest("prompt.messages", 'each turn must be {"role": text, "content": text}') from error
+        raise InvalidRequest("messages.messages", 'each turn must be {"role": text, "content": text}') from error
     try:
         extra = {name: json.dumps(value, allow_nan=False) for name, value in (template_args or {}).items()}
         return generation_pb2.Messages(messages=chat, template_args=extra, add_generation_prompt=add_generation_prompt)

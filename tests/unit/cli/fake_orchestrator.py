@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from specdec import wire
-from specdec.errors import InvalidRequest, Overloaded
+from specdec.errors import InvalidRequest, Overloaded, Unsupported
 from specdec.runtime.server import Runtime, Service, serve
 from specdec.runtime.settings import CommonSettings
+from specdec.seeds import answer_seed
 from specdec.terms import Origin
 from specdec.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
@@ -37,10 +38,12 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer):
             case "slow":
                 yield started(request)
                 await asyncio.sleep(30)
-        yield started(request)
-        for token, text, origin in PIECES[len(request.output_token_ids) :]:
-            yield delta(token, text, origin, sampling.logprobs)
-        yield finished(request, sampling)
+            case "fields":
+                raise Unsupported(request.model, "told to")
+            case "too many":
+                request.n = (request.n or 1) + 1
+        for message in mixed(request, sampling):
+            yield message
 
     async def GetModelInfo(self, request: Any, context: Any) -> Any:
         info = common_pb2.ModelInfo(model="fake", vocab_size=20)
@@ -48,25 +51,48 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Tokenize(self, request: Any, context: Any) -> Any:
         turns = [len(m.content) for m in request.messages.messages]
+        if turns and request.messages.HasField("add_generation_prompt"):
+            turns += [int(request.messages.add_generation_prompt), len(request.messages.template_args)]
         return generation_pb2.TokenizeResponse(token_ids=turns or [len(request.text), int(request.add_special_tokens)])
 
     async def Detokenize(self, request: Any, context: Any) -> Any:
         return generation_pb2.DetokenizeResponse(text=f"{list(request.token_ids)} {request.skip_special_tokens}")
 
 
-def started(request: Any) -> Any:
-    seed = request.seed if request.HasField("seed") else 2**64 - 1
-    return generation_pb2.GenerateResponse(started=generation_pb2.Started(request_id="r", seed=seed, prompt_tokens=5, model="fake"))
+def mixed(request: Any, sampling: Any) -> Iterator[Any]:
+    """The messages of all answers, the later ones a little ahead of the earlier: answer i says its text i + 1 times."""
+    n = request.n or 1
+    waiting = [[started(request, i), *deltas(request, sampling, i), finished(request, sampling, i)] for i in reversed(range(n))]
+    while waiting:
+        for messages in waiting:
+            yield messages.pop(0)
+        waiting = [messages for messages in waiting if messages]
 
 
-def delta(token: int, text: str, origin: Origin, logprobs: int | None) -> Any:
-    entries = [] if logprobs is None else [common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[1] * logprobs, top_logprobs=[-0.25] * logprobs)]
-    message = generation_pb2.Delta(token_ids=[token], text=text, origins=[wire.origin_to_wire(origin)], logprobs=entries)
-    return generation_pb2.GenerateResponse(delta=message)
+def deltas(request: Any, sampling: Any, index: int) -> Iterator[Any]:
+    prompt_logprobs = [] if sampling.prompt_logprobs is None or index else [logprobs(sampling.prompt_logprobs)]
+    for token, text, origin in (PIECES * (index + 1))[len(request.output_token_ids) :]:
+        entries = [] if sampling.logprobs is None else [logprobs(sampling.logprobs)]
+        message = generation_pb2.Delta(
+            token_ids=[token], text=text, origins=[wire.origin_to_wire(origin)], logprobs=entries, prompt_logprobs=prompt_logprobs
+        )
+        prompt_logprobs = []
+        yield generation_pb2.GenerateResponse(index=index, delta=message)
 
 
-def finished(request: Any, sampling: Any) -> Any:
+def logprobs(count: int) -> Any:
+    return common_pb2.TokenLogprobs(logprob=-0.5, top_ids=[1] * count, top_logprobs=[-0.25] * count)
+
+
+def started(request: Any, index: int = 0) -> Any:
+    seed = answer_seed(request.seed if request.HasField("seed") else 2**64 - 1, index)
+    message = generation_pb2.Started(request_id="r", seed=seed, prompt_tokens=5, model="fake")
+    return generation_pb2.GenerateResponse(index=index, started=message)
+
+
+def finished(request: Any, sampling: Any, index: int) -> Any:
     k = request.num_speculative_tokens if request.HasField("num_speculative_tokens") else 3
+    k = 0 if request.disable_spec_decode else k
     message = generation_pb2.Finished(
         finish_reason=common_pb2.FINISH_REASON_LENGTH,
         usage=generation_pb2.Usage(prompt_tokens=5, completion_tokens=3),
@@ -75,7 +101,7 @@ def finished(request: Any, sampling: Any) -> Any:
         ),
         settings=generation_pb2.EffectiveSettings(sampling=wire.sampling_to_wire(sampling), num_speculative_tokens=k),
     )
-    return generation_pb2.GenerateResponse(finished=message)
+    return generation_pb2.GenerateResponse(index=index, finished=message)
 
 
 async def build(settings: Settings, runtime: Runtime) -> Service:

@@ -1,9 +1,8 @@
-"""The command line without a system: help, the JSON contract of `generate`, refused input, how the demo draws."""
+"""The command line without a system: help, refused input, how the demo draws."""
 
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -44,63 +43,6 @@ def test_no_file_of_the_command_imports_torch() -> None:
                 [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
             )
             assert not [n for n in names if n and n.split(".")[0] in ("torch", "transformers", "grpc")], path
-
-
-# ---------------------------------------------------------------- generate
-
-
-def test_json_contract(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--max-tokens", "3", "--temperature", "0", "--seed", "7", "--logprobs", "1", "--no-spec", "--json"]
-    assert main(["generate", "--endpoint", endpoint, "--prompt", "hi", *flags]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    report = json.loads(line)
-    assert list(report) == [
-        "text", "token_ids", "logprobs", "seed", "model", "finish_reason", "usage", "timing", "speculative",
-    ]  # fmt: skip
-    assert (report["text"], report["token_ids"], report["seed"], report["model"]) == ("Hello wörld", [10, 11, 12], 7, "fake")
-    assert report["logprobs"][0] == {"logprob": -0.5, "top_ids": [1], "top_logprobs": [-0.25]} and report["finish_reason"] == "length"
-    assert report["usage"] == {"prompt_tokens": 5, "completion_tokens": 3}
-    assert 0 < report["timing"]["ttft_s"] <= report["timing"]["total_s"]
-    assert list(report["speculative"]) == [
-        "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_draft_tokens",
-        "num_accepted_draft_tokens", "num_spec_steps", "num_spec_tokens", "hit_rate",
-    ]  # fmt: skip
-    assert report["speculative"]["num_draft_tokens"] == 0  # --no-spec is the same as --num-speculative-tokens 0
-
-
-def test_plain_text_streams(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--endpoint", endpoint, "--token-ids", "[1, 2]", "--resume-ids", "[10]"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == "lo wörld\n" and "mean acceptance length 2.50" in captured.err
-
-
-def test_prompt_from_standard_input_and_chat(endpoint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "p").write_text("hi")
-    assert main(["generate", "--endpoint", endpoint, "--prompt-file", str(tmp_path / "p")]) == 0
-    messages = '[{"role": "user", "content": "hi"}]'
-    assert main(["generate", "--endpoint", endpoint, "--messages", messages, "--num-speculative-tokens", "5", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["speculative"]["num_draft_tokens"] == 5
-
-
-REFUSED = {
-    "sampling.top_p: must be in (0, 1]": ["--prompt", "invalid"],
-    "--token-ids: must be a JSON list": ["--token-ids", "1,2"],
-    "--token-ids: must be a JSON list of whole": ["--token-ids", '["a"]'],
-    "--messages: each turn": ["--messages", '[{"role": "user"}]'],
-    "--messages: each": ["--messages", "[]"],
-    "--resume-ids": ["--prompt", "x", "--resume-ids", "{}"],
-    "seed: ": ["--prompt", "x", "--seed", "-1"],
-    "sampling.max_tokens": ["--prompt", "x", "--max-tokens", "-1"],
-    "--prompt-file: /nonexistent": ["--prompt-file", "/nonexistent"],
-    "all places are taken": ["--prompt", "full"],
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_refused_input_exits_2_with_field_and_remedy(words: str, endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--endpoint", endpoint, *REFUSED[words]]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("specdec generate: ") and words in captured.err and captured.out == ""
 
 
 # ---------------------------------------------------------------- up, demo, bench-step
