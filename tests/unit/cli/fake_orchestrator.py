@@ -27,7 +27,7 @@ class Settings(CommonSettings):
 class Scripted(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         sampling = wire.sampling_from_wire(request.sampling)
-        match request.text:
+        match request.text or "".join(turn.content for turn in request.messages.messages):
             case "invalid":
                 raise InvalidRequest("sampling.top_p", "must be in (0, 1]")
             case "full":

@@ -200,6 +200,9 @@ REFUSED_THERE = {
     "--ignore-eos (sampling.ignore_eos): told to": ["--prompt", "fields", "--ignore-eos", "--model", "sampling.ignore_eos"],
     "generate: --n: told to": ["--prompt", "fields", "--n", "2", "--model", "n"],
     "--stop (stop[0]): told to": ["--prompt", "fields", "--stop", "a", "--model", "stop[0]"],
+    "--template-arg (messages.template_args[a]): told to": [
+        *("--messages", CHAT.replace("hi", "fields")), *("--template-arg", "a=1", "--model", "messages.template_args[a]"),
+    ],
     "--prompt (text): told to": ["--prompt", "fields", "--model", "text"],
     "specdec generate: stop[0]: told to": ["--prompt", "fields", "--model", "stop[0]"],
     "specdec generate: texture: told to": ["--prompt", "fields", "--model", "texture"],
