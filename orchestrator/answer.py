@@ -6,7 +6,9 @@ Rules
    for). Tokens decided behind it are discarded: not delivered, not billed.
 3. A stop string counts from the token on that brings the answer to `min_tokens`; completed earlier it is ordinary text.
 4. Text may lag behind ids, while a character or a stop string is incomplete. What was held back in vain leaves with the last delta.
-5. Resumed ids pass through decoder and stop matcher like the others, and their text counts as delivered. Since text is a function of
+5. Text that the decoder holds because later ids may change it is looked at as it is: a stop string in it ends the answer at the token
+   that completes it, as if the text were decoded anew after each token.
+6. Resumed ids pass through decoder and stop matcher like the others, and their text counts as delivered. Since text is a function of
    the ids alone, it goes on exactly where the first stream stopped.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.detokenise import IncrementalDecoder
+from orchestrator.detokenise import Hidden, IncrementalDecoder, visible
 from orchestrator.output import Ended, GenerationStats, TokensDecided
 from orchestrator.stops import StopMatcher
 from specdec.terms import FinishReason, Origin, TokenLogprobs
@@ -64,6 +66,7 @@ class AnswerStream:
         self.stopped: str | None = None  # the stop string that was completed
         self.delivered = 0  # tokens handed on here, resumed ones not included
         self._resumed = self._accepted = self._discarded = 0
+        self._judged = ""  # text that the decoder holds and that was searched for stop strings
         for token_id in resumed:
             if self.stopped is None:
                 self._resumed += 1
@@ -99,19 +102,38 @@ class AnswerStream:
         """Text that was held back in vain: the answer ended, or broke off."""
         if self.stopped is not None:
             return ""
-        text = self._match(self._decoder.flush())
+        text = self._match(self._decoder.flush(), ())
         return text if self.stopped is not None else text + self._matcher.flush()
 
     def _see(self, token_id: int) -> str:
-        text, hidden = self._decoder.step(token_id)
-        if hidden:
-            return self._match(hidden, hidden=True)
-        return self._match(text) if text else ""
+        pieces = self._decoder.step(token_id)
+        return self._match(pieces, self._decoder.pending()) if self._matcher.any else visible(pieces)
 
-    def _match(self, text: str, hidden: bool = False) -> str:
+    def _match(self, final: Sequence[str], pending: Sequence[str]) -> str:
+        """Text that may leave. What was searched while it was pending is not searched again: a stop string that did not count then
+        (`min_tokens`) is text."""
+        judged = _shared(self._judged, "".join((*final, *pending))) if self._judged else 0
+        text, judged = self._feed(self._matcher, final, judged)
+        if pending and self.stopped is None:
+            ahead, _ = self._feed(self._matcher.fork(), pending, judged)
+            if self.stopped is not None:
+                text += ahead
+        self._judged = "".join(pending)
+        return text
+
+    def _feed(self, matcher: StopMatcher, pieces: Sequence[str], judged: int) -> tuple[str, int]:
+        """(text released, judged characters that are still to come)."""
         armed = self._resumed + self.delivered >= self._min_tokens
-        released, self.stopped = self._matcher.push(text, hidden=hidden, armed=armed)
-        return released
+        released = ""
+        for piece in pieces:
+            for part, counts in ((piece[:judged], False), (piece[judged:], armed)):
+                if part:
+                    text, self.stopped = matcher.push(part, hidden=isinstance(piece, Hidden), armed=counts)
+                    released += text
+                    if self.stopped is not None:
+                        return released, 0
+            judged = max(0, judged - len(piece))
+        return released, judged
 
     def _usage(self, stats: GenerationStats) -> Usage:
         return Usage(
@@ -121,3 +143,8 @@ class AnswerStream:
             rejected=stats.drafted - stats.accepted,
             discarded=max(self._discarded, stats.decided - self.delivered),
         )
+
+
+def _shared(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

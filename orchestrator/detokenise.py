@@ -6,15 +6,18 @@ Rules
 2. Everything released plus `flush()` is what the tokenizer's own decoder makes of all the ids. No window of recent ids is decoded
    again (a window may start inside a character): each step of the decoder is a small transducer, so an id costs the same whether
    it is the tenth or the ten-thousandth.
-3. A decoder step that is not known here is refused when the tokenizer is loaded, by name.
+3. Special ids that are left out of the text still name themselves, at their place in it, since a stop string may (`Hidden`).
+4. A decoder step that is not known here is refused when the tokenizer is loaded, by name.
 
 Byte-fallback tokenizers decode a run of byte ids as a whole: one broken byte turns the whole run into U+FFFD. A run is therefore held
-until it ends, for at most MAX_HELD_BYTES ids; then complete characters are let go, and what breaks later breaks alone.
+until it ends, for at most MAX_HELD_BYTES ids; from then on each complete character is let go, and what breaks later breaks alone.
 """
 
 from __future__ import annotations
 
 import codecs
+import copy
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -28,6 +31,11 @@ MAX_HELD_BYTES = 64
 PRIMING_TOKENS = 128  # newest prompt ids that can matter to what follows
 REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_INSIDE_CHARACTER = re.compile(r"<0x[89ABab][0-9A-Fa-f]>")
+
+
+class Hidden(str):
+    """The text of a special id that is left out of the answer."""
 
 
 class Step(Protocol):
@@ -35,8 +43,11 @@ class Step(Protocol):
 
     def push(self, piece: str) -> Sequence[str]: ...
 
-    def settle(self) -> None:
+    def settle(self) -> Sequence[str]:
         """The prompt ends here: its complete characters are the prompt's, a character begun goes on."""
+
+    def waiting(self) -> str:
+        """Complete characters that are held because what follows may change them."""
 
     def flush(self) -> Sequence[str]: ...
 
@@ -44,8 +55,11 @@ class Step(Protocol):
 class _PerPiece:
     """Steps that look at one piece alone, or at whether it is the first: nothing ever waits in them."""
 
-    def settle(self) -> None:
-        pass
+    def settle(self) -> Sequence[str]:
+        return ()
+
+    def waiting(self) -> str:
+        return ""
 
     def flush(self) -> Sequence[str]:
         return ()
@@ -81,6 +95,40 @@ class _JoinWithSpaces(_PerPiece):
         return (piece if first else " " + piece,)
 
 
+class _WordPiece(_PerPiece):
+    """A space in front of every piece but the first, unless a prefix says that a word goes on; spaces that English does not write go."""
+
+    CLEANUP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " do not", " 's", " 've", " 're")
+
+    def __init__(self, prefix: str, cleanup: bool) -> None:
+        self._prefix, self._cleanup, self._first = prefix, cleanup, True
+
+    def push(self, piece: str) -> Sequence[str]:
+        first, self._first = self._first, False
+        if not first:
+            piece = piece.removeprefix(self._prefix) if piece.startswith(self._prefix) else " " + piece
+        for dirty in self.CLEANUP if self._cleanup else ():
+            piece = piece.replace(dirty, " don't" if dirty == " do not" else dirty.strip())
+        return (piece,)
+
+
+class _WordEnds(_PerPiece):
+    """Marks of word ends become spaces; in the last piece of a text they vanish, so they wait until something follows."""
+
+    def __init__(self, suffix: str) -> None:
+        self._suffix, self._held = suffix, ""
+
+    def push(self, piece: str) -> Sequence[str]:
+        before, cut = self._held.replace(self._suffix, " "), piece.find(self._suffix)
+        cut = len(piece) if cut < 0 else cut
+        self._held = piece[cut:]
+        return (before + piece[:cut],)
+
+    def flush(self) -> Sequence[str]:
+        held, self._held = self._held, ""
+        return (held.replace(self._suffix, ""),)
+
+
 class _StripEach(_PerPiece):
     """Up to `start` leading and `stop` trailing characters of every piece."""
 
@@ -93,7 +141,7 @@ class _StripEach(_PerPiece):
         return (piece[left : max(left, right)],)
 
 
-class _StripText:
+class _StripText(_PerPiece):
     """The same for the text as a whole: trailing characters wait until something follows them."""
 
     def __init__(self, content: str, start: int, stop: int) -> None:
@@ -108,9 +156,6 @@ class _StripText:
         self._held = piece[len(piece) - trailing :]
         return (piece[: len(piece) - trailing],)
 
-    def settle(self) -> None:
-        pass
-
     def flush(self) -> Sequence[str]:
         self._held = ""
         return ()
@@ -124,7 +169,7 @@ def _run(text: str, char: str, most: int) -> int:
     return count
 
 
-class _ByteLevel:
+class _ByteLevel(_PerPiece):
     """Byte-level BPE: pieces are bytes, and only complete characters leave."""
 
     def __init__(self) -> None:
@@ -132,9 +177,6 @@ class _ByteLevel:
 
     def push(self, piece: str) -> Sequence[str]:
         return (self._utf8.decode(byte_level_bytes(piece)),)
-
-    def settle(self) -> None:
-        pass
 
     def flush(self) -> Sequence[str]:
         return (self._utf8.decode(b"", final=True),)
@@ -144,7 +186,9 @@ class _ByteFallback:
     """`<0xNN>` pieces are bytes of characters the vocabulary lacks. The run so far is valid, or it is broken and lost as a whole."""
 
     def __init__(self) -> None:
-        self._run = bytearray()
+        self._run = bytearray()  # bytes that are held
+        self._whole = 0  # those of them that are complete characters
+        self._length = 0  # of the run, with what was let go
         self._broken = False
 
     def push(self, piece: str) -> Sequence[str]:
@@ -154,32 +198,36 @@ class _ByteFallback:
         if self._broken:
             return (REPLACEMENT,)
         self._run.append(int(match[1], 16))
-        complete = _complete(self._run)
-        if complete is None:
+        self._length += 1
+        whole = _complete(self._run)
+        if whole is None:
             self._broken = True
             return self._give_up()
-        if len(self._run) > MAX_HELD_BYTES:
-            return (self._release(complete),)
-        return ()
+        self._whole = whole
+        return self._release() if self._length > MAX_HELD_BYTES else ()
 
-    def _release(self, complete: int) -> str:
-        text = self._run[:complete].decode()
-        del self._run[:complete]
-        return text
+    def _release(self) -> Sequence[str]:
+        text = self.waiting()
+        del self._run[: self._whole]
+        self._whole = 0
+        return (text,) if text else ()
 
     def _give_up(self) -> Sequence[str]:
         lost = [REPLACEMENT] * len(self._run)
         self._run.clear()
+        self._whole = 0
         return lost
 
-    def settle(self) -> None:
-        self._release(_complete(self._run) or 0)
+    def settle(self) -> Sequence[str]:
+        self._length = 0
+        return self._release()
+
+    def waiting(self) -> str:
+        return self._run[: self._whole].decode()
 
     def flush(self) -> Sequence[str]:
-        self._broken = False
-        if _complete(self._run) != len(self._run):
-            return self._give_up()
-        return (self._release(len(self._run)),) if self._run else ()
+        self._broken, self._length = False, 0
+        return self._release() if self._whole == len(self._run) else self._give_up()
 
 
 def _complete(run: bytearray) -> int | None:
@@ -206,6 +254,11 @@ def _steps(described: Iterable[dict[str, Any]]) -> list[Step]:
             fused = True
         elif kind == "Metaspace" and not fused:
             steps.append(_Metaspace(step["replacement"], step.get("prepend_scheme", "always")))
+        elif kind == "WordPiece" and not fused:
+            steps.append(_WordPiece(step["prefix"], step["cleanup"]))
+        elif kind == "BPEDecoder" and not steps and not fused:
+            steps.append(_WordEnds(step["suffix"]))
+            fused = True
         elif kind == "Replace" and "String" in step["pattern"] and (not fused or len(step["pattern"]["String"]) == 1):
             steps.append(_Replace(step["pattern"]["String"], step["content"]))
         elif kind == "Strip":
@@ -232,41 +285,97 @@ class DecoderPlan:
 class IncrementalDecoder:
     """The text of one answer as its ids arrive. One per answer; not shared.
 
-    `prompt` = ids before the answer: they consume what happens only at the start of a text (a first space dropped), and a character
-    begun by the last of them is completed here. With `skip_special_tokens` special ids leave no text; `step` still names them, since
-    a stop string may.
+    Text comes in pieces; those of special ids that `skip_special_tokens` leaves out are `Hidden`. `prompt` = ids before the answer: they
+    consume what happens only at the start of a text (a first space dropped), and a character begun by the last of them is completed here.
     """
 
     def __init__(self, plan: DecoderPlan, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = plan.tokenizer
         self._hidden = plan.special if skip_special_tokens else frozenset()
         self._steps = plan.steps()
-        for token_id in prompt[-PRIMING_TOKENS:]:
-            self.step(token_id)
-        for step in self._steps:
-            step.settle()
+        self._marks: list[tuple[int, Hidden]] = []  # hidden texts, and how many characters leave before them
+        self._ends_hidden = False  # the newest id was a hidden one
+        for token in self._newest(prompt):
+            _through(self._steps, (token,))
+        for i, step in enumerate(self._steps):
+            _through(self._steps[i + 1 :], step.settle())
 
-    def step(self, token_id: int) -> tuple[str, str]:
-        """(text that is final now, hidden text of a special id that is left out). Ids that name nothing have no text."""
+    def step(self, token_id: int) -> Sequence[str]:
+        """Pieces that are final now and were not before. Ids that name nothing have none."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
-            return "", ""
-        if token_id in self._hidden:
-            return "", token
-        return self._through((token,), 0), ""
+            return ()
+        self._ends_hidden = token_id in self._hidden
+        if not self._ends_hidden:
+            return self._with_marks(_through(self._steps, (token,)))
+        if not self._rest():
+            return (Hidden(token),)
+        self._marks.append((len(self._waiting()), Hidden(token)))
+        return ()
 
-    def push(self, ids: Iterable[int]) -> str:
-        """Text that is final after these ids and was not before."""
-        return "".join(self.step(token_id)[0] for token_id in ids)
+    def pending(self) -> Sequence[str]:
+        """Pieces that would come now if nothing followed: complete characters, and behind a hidden id also what is left of others."""
+        if not self._ends_hidden:
+            return _interleaved(self._waiting(), self._marks)[0]
+        if not self._marks:
+            return ()
+        return (*_interleaved(self._rest(), self._marks[:-1])[0], self._marks[-1][1])
 
-    def flush(self) -> str:
+    def flush(self) -> Sequence[str]:
         """The rest; the answer has ended. A character left unfinished shows as U+FFFD, as in the tokenizer's own decoding."""
-        text = ""
-        for i, step in enumerate(self._steps):
-            text += self._through(step.flush(), i + 1)
-        return text
+        pieces = self._with_marks(_flush(self._steps))
+        left, self._marks = self._marks, []
+        return (*pieces, *(hidden for _, hidden in left))
 
-    def _through(self, pieces: Sequence[str], first: int) -> str:
-        for step in self._steps[first:]:
-            pieces = [out for piece in pieces for out in step.push(piece)]
-        return "".join(pieces)
+    def _newest(self, prompt: Sequence[int]) -> Iterable[str]:
+        """The texts of the newest ids that leave any, from the first on that begins a character."""
+        visible = (self._tokenizer.id_to_token(i) for i in reversed(prompt) if i not in self._hidden)
+        newest = [*itertools.islice((token for token in visible if token is not None), PRIMING_TOKENS)]
+        newest.reverse()
+        if len(newest) < PRIMING_TOKENS:
+            return newest
+        return itertools.dropwhile(_INSIDE_CHARACTER.fullmatch, newest)
+
+    def _with_marks(self, text: str) -> Sequence[str]:
+        if not self._marks:
+            return (text,) if text else ()
+        pieces, self._marks = _interleaved(text, self._marks)
+        return pieces
+
+    def _waiting(self) -> str:
+        for i, step in enumerate(self._steps):
+            if text := step.waiting():
+                return _through(copy.deepcopy(self._steps[i + 1 :]), (text,))
+        return ""
+
+    def _rest(self) -> str:
+        return _flush(copy.deepcopy(self._steps))
+
+
+def visible(pieces: Iterable[str]) -> str:
+    """What the client sees of the pieces."""
+    return "".join(piece for piece in pieces if not isinstance(piece, Hidden))
+
+
+def _through(steps: Sequence[Step], pieces: Sequence[str]) -> str:
+    for step in steps:
+        pieces = [out for piece in pieces for out in step.push(piece)]
+    return "".join(pieces)
+
+
+def _flush(steps: Sequence[Step]) -> str:
+    return "".join([_through(steps[i + 1 :], step.flush()) for i, step in enumerate(steps)])
+
+
+def _interleaved(text: str, marks: Sequence[tuple[int, Hidden]]) -> tuple[list[str], list[tuple[int, Hidden]]]:
+    """Text with the marks at their places; and the marks behind it, with their places in what follows."""
+    pieces: list[str] = []
+    done = 0
+    for place, hidden in marks:
+        if place > len(text):
+            break
+        pieces += [text[done:place], hidden]
+        done = place
+    pieces.append(text[done:])
+    left = [(place - len(text), hidden) for place, hidden in marks if place > len(text)]
+    return [piece for piece in pieces if piece], left

@@ -12,14 +12,17 @@ Aho and Corasick 1975, "Efficient string matching": one table lookup per charact
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 
 
 class StopMatcher:
-    """One per answer. `include` leaves the stop string in the text; then nothing needs to be held back."""
+    """One per answer. `any` = whether there is a stop string at all. `include` leaves it in the text; then nothing needs to be held
+    back."""
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        self.any = bool(stops)
         self._include = include
         self._goto: list[dict[str, int]] = [{}]
         self._found: list[str | None] = [None]  # longest stop string that ends at this node
@@ -68,7 +71,7 @@ class StopMatcher:
 
     def push(self, text: str, *, hidden: bool = False, armed: bool = True) -> tuple[str, str | None]:
         """(text released, the stop string that was completed or None). After a stop string nothing more may be pushed."""
-        if len(self._goto) == 1:
+        if not self.any:
             return ("" if hidden else text), None
         for i, char in enumerate(text):
             self._state = self._next(self._state, char)
@@ -80,6 +83,12 @@ class StopMatcher:
                 return kept, stop
         self._held += [(c, hidden) for c in text]
         return self._release(len(self._held) - (0 if self._include else self._hold[self._state])), None
+
+    def fork(self) -> StopMatcher:
+        """A second matcher in the same state, for text that may yet be taken back."""
+        twin = copy.copy(self)
+        twin._held = self._held.copy()
+        return twin
 
     def flush(self) -> str:
         """What was held back; the answer ended without a stop string."""

@@ -1,9 +1,12 @@
-"""Streamed text against the tokenizer's own decoding of all ids: F54, F55, F57, F58, F59."""
+"""Streamed text against the tokenizer's own decoding of all ids: F54, F55, F57, F58, F59, F88."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,20 +14,51 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from orchestrator.detokenise import MAX_HELD_BYTES, DecoderPlan, IncrementalDecoder
+from orchestrator.detokenise import MAX_HELD_BYTES, REPLACEMENT, DecoderPlan, Hidden, IncrementalDecoder, visible
 from specdec.errors import Unsupported
-from tests.unit.orchestrator.tokenizers_here import FAMILIES, byte_fallback, byte_fallback_no_strip, byte_level, metaspace
+from tests.unit.orchestrator.tokenizers_here import (
+    FAMILIES,
+    byte_fallback,
+    byte_fallback_no_strip,
+    byte_level,
+    metaspace,
+)
 
 REAL = Path(__file__).parents[3] / "models" / "smollm2-135m" / "tokenizer.json"
-EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-HANGUL = st.text(st.characters(min_codepoint=0xAC00, max_codepoint=0xD7A3), max_size=12)
-EMOJI = st.lists(
-    st.sampled_from(["👩\u200d👩\u200d👧", "🏳️\u200d🌈", "🎉", "👍🏽", "é", "e\u0301\u0323", "שָׁלוֹם", " ", "  ", "_", "\ufffd"])
-).map("".join)
-TEXTS = st.lists(st.one_of(HANGUL, EMOJI, st.text(max_size=8), st.sampled_from(["▁", " the", "_x", "</s>", "<0x41>"])), max_size=6).map(
-    "".join
-)
+
+def examples(count: int) -> settings:
+    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+SCRIPTS = [
+    st.text(st.characters(min_codepoint=0xAC00, max_codepoint=0xD7A3), max_size=12),  # Hangul
+    st.text("שלוםעוֹלָםبيةعَرُّ\u200e\u200f\u202e\u2066", max_size=10),  # right to left, with marks and overrides
+    st.text("\u200b\u200d\ufeff\u0301\u0323\ue000\U0010ffff\x00\x1b\x7f\x85a", max_size=8),  # no width, combining, private, control
+    st.text(max_size=8),
+    st.lists(
+        st.sampled_from(["👩\u200d👩\u200d👧", "🏳️\u200d🌈", "🎉", "👍🏽", "é", "e\u0301\u0323", "שָׁלוֹם", " ", "  ", "_", "\ufffd"])
+    ).map("".join),
+    st.sampled_from(["▁", " the", "_x", "</s>", "<0x41>", "<s> <|im_end|>", "don't."]),
+]
+TEXTS = st.lists(st.one_of(SCRIPTS), max_size=6).map("".join)
+CUTS = st.lists(st.integers(0, 10_000), max_size=8)
+
+
+@st.composite
+def id_lists(draw: st.DrawFn, tokenizer: Tokenizer) -> list[int]:
+    """Ids of a text; ids of no text; a text's ids with some lost and strange ones between them."""
+    size = tokenizer.get_vocab_size()
+    any_id = st.one_of(st.integers(0, size + 3), st.integers(1, min(256, size)), st.sampled_from([size - 1, size - 2, 2**31, 2**32 - 1]))
+    if draw(st.booleans()):
+        return draw(st.lists(any_id, max_size=MAX_HELD_BYTES))
+    ids = list(tokenizer.encode(draw(TEXTS)).ids)
+    for place in draw(st.lists(st.integers(0, 10_000), max_size=4)):
+        if ids and place % 2:
+            del ids[place % len(ids)]
+        else:
+            ids.insert(place % (len(ids) + 1), draw(any_id))
+    return ids
 
 
 def chunked(ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
@@ -32,55 +66,105 @@ def chunked(ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
     return [ids[a:b] for a, b in zip(borders, borders[1:], strict=False)]
 
 
+def push(decoder: IncrementalDecoder, ids: Sequence[int]) -> str:
+    return "".join(visible(decoder.step(i)) for i in ids)
+
+
 def streamed(tokenizer: Tokenizer, chunks: Sequence[Sequence[int]], skip: bool, prompt: Sequence[int] = ()) -> list[str]:
     decoder = IncrementalDecoder(DecoderPlan(tokenizer), skip_special_tokens=skip, prompt=prompt)
-    return [*(decoder.push(chunk) for chunk in chunks), decoder.flush()]
+    return [*(push(decoder, chunk) for chunk in chunks), visible(decoder.flush())]
+
+
+def longest_run(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    """Byte ids in a row; special ids and ids that name nothing do not end a run."""
+    special = set(tokenizer.get_added_tokens_decoder())
+    tokens = [tokenizer.id_to_token(i) for i in ids if i not in special]
+    runs = "".join("b" if re.fullmatch("<0x..>", token) else " " for token in tokens if token is not None)
+    return max(map(len, runs.split()), default=0)
+
+
+def check_stream(family: str, ids: list[int], cuts: list[int], skip: bool) -> None:
+    """Any cut gives what the library makes of all ids, and what is released after an id depends on no cut. U+FFFD thus only where the
+    library has it."""
+    tokenizer = FAMILIES[family]()
+    whole = tokenizer.decode(ids, skip_special_tokens=skip)
+    chunks = chunked(ids, cuts)
+    deltas, single = streamed(tokenizer, chunks, skip), streamed(tokenizer, [[i] for i in ids], skip)
+    if longest_run(tokenizer, ids) <= MAX_HELD_BYTES or REPLACEMENT not in whole:
+        assert "".join(deltas) == whole
+    assert REPLACEMENT not in "".join(deltas) or REPLACEMENT in whole
+    done = 0
+    for chunk, delta in zip(chunks, deltas, strict=False):
+        assert delta == "".join(single[done : done + len(chunk)])
+        done += len(chunk)
+
+
+def check_resumed(family: str, ids: list[int], cut: int, skip: bool) -> None:
+    """F88: what follows a prompt is what the prompt's text lacks of the whole; resumed ids go on where the stream stopped."""
+    tokenizer = FAMILIES[family]()
+    cut %= len(ids) + 1
+    whole, before = (tokenizer.decode(part, skip_special_tokens=skip) for part in (ids, ids[:cut]))
+    if REPLACEMENT not in whole + before and whole.startswith(before):  # else the prompt's own text changes behind its end
+        assert "".join(streamed(tokenizer, [[i] for i in ids[cut:]], skip, ids[:cut])) == whole[len(before) :]
+    first, second = (IncrementalDecoder(DecoderPlan(tokenizer), skip_special_tokens=skip) for _ in range(2))
+    shown = push(first, ids[:cut])
+    push(second, ids[:cut])
+    assert shown + push(second, ids[cut:]) + visible(second.flush()) == "".join(streamed(tokenizer, [ids], skip))
+
+
+def check_early(family: str, ids: list[int]) -> None:
+    """Released after each id: exactly what every continuation leaves as it is. Looks at the end, at words, and at bytes that complete
+    a character or break it."""
+    tokenizer = FAMILIES[family]()
+    marks = ["Ģ", "Ĳ", "ł", "¿"] if family in ("byte_level", "llama3") else ["<0x80>", "<0x90>", "<0xA0>", "<0xBF>"]
+    inside = [i for i in map(tokenizer.token_to_id, marks) if i is not None]
+    words = [i for i in map(tokenizer.token_to_id, ["a", "the", "▁▁", "é", "##s", "</w>", "<0x20>"]) if i is not None]
+    following = [list(more) for n in (1, 2, 3) for more in itertools.product(inside, repeat=n)] + [[one] for one in words]
+    following += [[one, two] for one in words for two in words]
+    decoder, shown = IncrementalDecoder(DecoderPlan(tokenizer)), ""
+    for n in range(1, len(ids) + 1):
+        shown += push(decoder, ids[n - 1 : n])
+        assert shown == os.path.commonprefix([tokenizer.decode(ids[:n] + more) for more in ([], *following)])
+
+
+def short_and_long(check: Callable[..., None], short: int, long: int, *per_family: str, **drawn: object) -> tuple[object, object]:
+    """The same property twice: with few examples, and with many for the long version."""
+
+    def build(count: int) -> object:
+        @pytest.mark.parametrize("family", per_family or FAMILIES)
+        @examples(count)
+        @given(data=st.data())
+        def test(family: str, data: st.DataObject) -> None:
+            values = {name: data.draw(kind(FAMILIES[family]()) if callable(kind) else kind, name) for name, kind in drawn.items()}
+            check(family, **values)
+
+        return test
+
+    return build(short), pytest.mark.long(pytest.mark.timeout(600)(build(long)))
+
+
+test_any_ids_stream_as_they_decode, test_any_ids_stream_long = short_and_long(
+    check_stream, 20, 3000, ids=id_lists, cuts=CUTS, skip=st.booleans()
+)
+test_resumed_anywhere, test_resumed_anywhere_long = short_and_long(
+    check_resumed, 12, 2000, ids=id_lists, cut=st.integers(0, 10_000), skip=st.booleans()
+)
+test_text_leaves_as_early_as_is_safe, test_text_leaves_early_long = short_and_long(
+    check_early, 6, 300, ids=lambda tokenizer: id_lists(tokenizer).map(lambda ids: ids[:24])
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@EXAMPLES
-@given(text=TEXTS, cuts=st.lists(st.integers(0, 10_000), max_size=8), skip=st.booleans())
+@examples(12)
+@given(text=TEXTS, cuts=CUTS, skip=st.booleans())
 @example(text="👩\u200d👩\u200d👧 안녕", cuts=list(range(60)), skip=True)
 def test_encoded_text_streams_as_it_decodes(family: str, text: str, cuts: list[int], skip: bool) -> None:
     """F54: any text, any cut."""
-    tokenizer = FAMILIES[family]()
-    ids = tokenizer.encode(text).ids
-    assert "".join(streamed(tokenizer, chunked(ids, cuts), skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+    check_stream(family, FAMILIES[family]().encode(text).ids, cuts, skip)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@EXAMPLES
-@given(data=st.data(), skip=st.booleans())
-def test_any_ids_stream_as_they_decode(family: str, data: st.DataObject, skip: bool) -> None:
-    """Broken bytes, ids cut from the middle of characters, special ids anywhere, ids nobody knows."""
-    tokenizer = FAMILIES[family]()
-    size = tokenizer.get_vocab_size()
-    ids = data.draw(st.lists(st.one_of(st.integers(0, size + 3), st.integers(1, min(256, size))), max_size=MAX_HELD_BYTES))
-    cuts = data.draw(st.lists(st.integers(0, 100), max_size=5))
-    assert "".join(streamed(tokenizer, chunked(ids, cuts), skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@EXAMPLES
-@given(text=TEXTS, cuts=st.lists(st.integers(0, 10_000), max_size=8))
-def test_what_is_released_does_not_depend_on_the_cuts(family: str, text: str, cuts: list[int]) -> None:
-    """The text after n ids is a function of these ids; a resumed answer goes on where the first stream stopped."""
-    tokenizer = FAMILIES[family]()
-    ids = tokenizer.encode(text).ids
-    single = streamed(tokenizer, [[i] for i in ids], True)
-    done = 0
-    for chunk, delta in zip(chunked(ids, cuts), streamed(tokenizer, chunked(ids, cuts), True), strict=False):
-        assert delta == "".join(single[done : done + len(chunk)])
-        done += len(chunk)
-    for border in {cut % (len(ids) + 1) for cut in cuts}:
-        first, second = (IncrementalDecoder(DecoderPlan(tokenizer)) for _ in range(2))
-        before = first.push(ids[:border])
-        second.push(ids[:border])
-        assert before + second.push(ids[border:]) + second.flush() == tokenizer.decode(ids)
-
-
-@EXAMPLES
-@given(text=TEXTS, cuts=st.lists(st.integers(0, 10_000), max_size=8))
+@examples(60)
+@given(text=TEXTS, cuts=CUTS)
 @pytest.mark.pair
 def test_the_real_tokenizer_streams_as_it_decodes(text: str, cuts: list[int]) -> None:
     tokenizer = _real()
@@ -88,7 +172,7 @@ def test_the_real_tokenizer_streams_as_it_decodes(text: str, cuts: list[int]) ->
     assert "".join(streamed(tokenizer, chunked(ids, cuts), False)) == tokenizer.decode(ids, skip_special_tokens=False)
 
 
-@EXAMPLES
+@examples(60)
 @given(ids=st.lists(st.one_of(st.integers(0, 49151), st.integers(17, 300)), max_size=80))
 @pytest.mark.pair
 def test_the_real_tokenizer_streams_any_ids(ids: list[int]) -> None:
@@ -122,7 +206,7 @@ def test_an_emoji_arrives_whole(build: object) -> None:
     ids = tokenizer.encode("🎉the").ids
     plan = DecoderPlan(tokenizer)
     sessions = [IncrementalDecoder(plan) for _ in range(4)]
-    shown = [[session.push([token_id]) for session in sessions] for token_id in ids]
+    shown = [[push(session, [token_id]) for session in sessions] for token_id in ids]
     for deltas in zip(*shown, strict=True):
         assert [delta for delta in deltas if "🎉" in delta] and not any("\ufffd" in delta for delta in deltas)
 
@@ -169,8 +253,8 @@ def test_special_ids_show_only_when_asked_for(skip: bool) -> None:
     tokenizer = byte_level()
     ids = [*tokenizer.encode("the dog").ids, tokenizer.token_to_id("<|im_end|>")]
     assert "".join(streamed(tokenizer, [[i] for i in ids], skip)) == ("the dog" if skip else "the dog<|im_end|>")
-    decoder = IncrementalDecoder(DecoderPlan(tokenizer), skip_special_tokens=skip)
-    assert decoder.step(ids[-1]) == (("", "<|im_end|>") if skip else ("<|im_end|>", ""))
+    (piece,) = IncrementalDecoder(DecoderPlan(tokenizer), skip_special_tokens=skip).step(ids[-1])
+    assert piece == "<|im_end|>" and isinstance(piece, Hidden) == skip
 
 
 def test_a_long_run_of_bytes_is_let_go_in_characters() -> None:
@@ -189,12 +273,12 @@ def test_the_cost_of_an_id_does_not_grow() -> None:
 
     def seconds() -> float:
         started = time.process_time()
-        decoder.push(ids)
+        push(decoder, ids)
         return time.process_time() - started
 
     first = min(seconds() for _ in range(3))
     for _ in range(20):
-        decoder.push(ids)
+        push(decoder, ids)
     assert min(seconds() for _ in range(3)) < 5 * first
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 LINES = [
     "The quick brown fox jumps over the lazy dog, again and again.",
@@ -13,6 +13,7 @@ LINES = [
     "שָׁלוֹם עוֹלָם and naïve café",
 ]
 SPECIAL = ["<s>", "</s>", "<|im_end|>"]
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -26,6 +27,19 @@ def byte_level() -> Tokenizer:
     """GPT-2's family: every character may be cut into bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return _trained(tokenizer)
+
+
+@cache
+def llama3() -> Tokenizer:
+    """The same behind a pattern of its own, as in Llama 3 and Qwen."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    split = pre_tokenizers.Split(Regex(LLAMA3), "isolated", invert=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return _trained(tokenizer)
+
+
+def _trained(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     tokenizer.train_from_iterator(LINES, trainer)
@@ -93,6 +107,67 @@ def strip_start() -> Tokenizer:
     return tokenizer
 
 
+@cache
+def unigram_bytes() -> Tokenizer:
+    """SentencePiece Unigram that writes in bytes what it lacks; its decoder marks the first word only."""
+    vocab = [(token, -1.0 - 0.01 * len(token)) for token in _pieces()]
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first", split=False)])
+    return _special(tokenizer)
+
+
+@cache
+def metaspace_never() -> Tokenizer:
+    """Words whose first mark is a space like the others."""
+    tokenizer = Tokenizer.from_str(metaspace().to_str())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+    return tokenizer
+
+
+@cache
+def word_pieces() -> Tokenizer:
+    """BERT's family: `##` joins, and spaces in front of punctuation go."""
+    pieces = ["<unk>", "the", "##s", "##", "do", "n't", "not", " do not", "'s", " ' ", "'", ".", ",", "?", "!", "é", "안녕", "x##y", "###"]
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return _special(tokenizer)
+
+
+@cache
+def word_pieces_as_they_are() -> Tokenizer:
+    tokenizer = Tokenizer.from_str(word_pieces().to_str())
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    return tokenizer
+
+
+@cache
+def word_ends() -> Tokenizer:
+    """GPT's first: `</w>` ends a word."""
+    vocab = {token: i for i, token in enumerate(["<unk>", "t", "h", "e", "s", "</w>", "the</w>", "s</w>", "안녕</w>", "</w></w>", "x</w"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
+    return _special(tokenizer)
+
+
 FAMILIES = {
-    build.__name__: build for build in (byte_level, byte_fallback, byte_fallback_no_strip, metaspace, words, strip_each, strip_start)
+    build.__name__: build
+    for build in (
+        byte_level,
+        llama3,
+        byte_fallback,
+        byte_fallback_no_strip,
+        unigram_bytes,
+        metaspace,
+        metaspace_never,
+        words,
+        word_pieces,
+        word_pieces_as_they_are,
+        word_ends,
+        strip_each,
+        strip_start,
+    )
 }
