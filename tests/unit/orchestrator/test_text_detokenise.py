@@ -22,6 +22,7 @@ from tests.unit.orchestrator.tokenizers_here import (
     byte_fallback_no_strip,
     byte_level,
     metaspace,
+    unigram_bytes,
 )
 
 REAL = Path(__file__).parents[3] / "models" / "smollm2-135m" / "tokenizer.json"
@@ -144,13 +145,13 @@ def short_and_long(check: Callable[..., None], short: int, long: int, *per_famil
 
 
 test_any_ids_stream_as_they_decode, test_any_ids_stream_long = short_and_long(
-    check_stream, 20, 3000, ids=id_lists, cuts=CUTS, skip=st.booleans()
+    check_stream, 20, 1000, ids=id_lists, cuts=CUTS, skip=st.booleans()
 )
 test_resumed_anywhere, test_resumed_anywhere_long = short_and_long(
-    check_resumed, 12, 2000, ids=id_lists, cut=st.integers(0, 10_000), skip=st.booleans()
+    check_resumed, 12, 600, ids=id_lists, cut=st.integers(0, 10_000), skip=st.booleans()
 )
 test_text_leaves_as_early_as_is_safe, test_text_leaves_early_long = short_and_long(
-    check_early, 6, 300, ids=lambda tokenizer: id_lists(tokenizer).map(lambda ids: ids[:24])
+    check_early, 6, 100, ids=lambda tokenizer: id_lists(tokenizer).map(lambda ids: ids[:24])
 )
 
 
@@ -247,6 +248,36 @@ def test_complete_characters_of_the_prompt_are_not_the_answers() -> None:
     assert "".join(streamed(tokenizer, [answer], True, prompt)) == "好"
 
 
+def byte_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+
+
+@pytest.mark.parametrize("build", [byte_fallback, unigram_bytes])
+def test_a_prompt_of_bytes_alone_is_a_text_already(build: Callable[[], Tokenizer]) -> None:
+    """The first space behind it is not the first of the text."""
+    tokenizer = build()
+    prompt, answer = byte_ids(tokenizer, "안녕"), [tokenizer.token_to_id("▁the")]
+    assert "".join(streamed(tokenizer, [answer], True, prompt)) == " the"
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_a_long_prompt_of_bytes_may_be_cut_inside_a_character(shift: int) -> None:
+    """Only its newest ids are looked at, and they may begin anywhere; what the prompt has begun goes on all the same."""
+    tokenizer = byte_fallback()
+    ids = byte_ids(tokenizer, "ภาษาไทย" * 30)
+    border = len(ids) - 6 - shift
+    answer = "".join(streamed(tokenizer, [ids[border:]], True, ids[:border]))
+    assert REPLACEMENT not in answer and answer == "ภาษาไทย"[-2 - (shift + 2) // 3 :]
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_ids_without_text_do_not_hide_the_prompt(skip: bool) -> None:
+    """Many special ids between the prompt's text and the answer, as pictures and padding leave them."""
+    tokenizer = byte_fallback()
+    prompt = [tokenizer.token_to_id("▁the"), *[tokenizer.token_to_id("<|im_end|>")] * 500]
+    assert "".join(streamed(tokenizer, [[tokenizer.token_to_id("▁is")]], skip, prompt)) == " is"
+
+
 @pytest.mark.parametrize("skip", [True, False])
 def test_special_ids_show_only_when_asked_for(skip: bool) -> None:
     """F59."""
@@ -259,11 +290,29 @@ def test_special_ids_show_only_when_asked_for(skip: bool) -> None:
 
 def test_a_long_run_of_bytes_is_let_go_in_characters() -> None:
     tokenizer = byte_fallback()
-    ids = [tokenizer.token_to_id(f"<0x{b:02X}>") for b in ("🎉" * 40).encode()]
+    ids = byte_ids(tokenizer, "🎉" * 40)
     deltas = streamed(tokenizer, [[i] for i in ids], True)
-    assert "".join(deltas[: len(ids)]) != "" and "".join(deltas) == "🎉" * 40
+    assert "".join(deltas) == "🎉" * 40
+    assert deltas[:MAX_HELD_BYTES] == [""] * MAX_HELD_BYTES
+    assert deltas[MAX_HELD_BYTES + 3 :: 4] == ["🎉"] * 24  # each in one piece, and none waits for another
     broken = [*ids, ids[1]]  # what breaks late breaks alone
-    assert "".join(streamed(tokenizer, [[i] for i in broken], True)).startswith("🎉" * 24)
+    assert "".join(streamed(tokenizer, [[i] for i in broken], True)) == "🎉" * 40 + REPLACEMENT
+
+
+@pytest.mark.parametrize(
+    ("family", "most"), [("byte_level", 3), ("llama3", 3), ("metaspace", 0), ("words", 0), ("byte_fallback", MAX_HELD_BYTES + 2)]
+)
+@examples(25)
+@given(data=st.data())
+def test_no_text_is_held_for_longer_than_named(family: str, most: int, data: st.DataObject) -> None:
+    """Ids in a row after which the client lacks text that the ids so far have."""
+    tokenizer = FAMILIES[family]()
+    ids = tokenizer.encode(data.draw(TEXTS) + data.draw(st.sampled_from(["", "다람쥐헌쳇바퀴에타고파" * 4]))).ids
+    decoder, shown, behind = IncrementalDecoder(DecoderPlan(tokenizer)), "", 0
+    for n in range(1, len(ids) + 1):
+        shown += push(decoder, ids[n - 1 : n])
+        behind = 0 if shown == tokenizer.decode(ids[:n]) else behind + 1
+        assert behind <= most
 
 
 def test_the_cost_of_an_id_does_not_grow() -> None:
