@@ -186,30 +186,31 @@ class Printer:
 
     def __init__(self, answers: list[TimedAnswer]) -> None:
         self._answers = answers
-        self._turn = 0
-        self._deltas = 0  # printed ones of the answer whose turn it is
-        self._open = False  # whether a line of text is unfinished
+        self._turn = 0  # the answer that is printed
+        self._begun = False  # whether it is announced
+        self._deltas = 0  # printed ones of it
+        self._inside = False  # whether a line of text waits for its end
 
     def show(self) -> None:
         """Prints what can be printed."""
         while self._turn < len(self._answers) and (answer := self._answers[self._turn]).started is not None:
-            if len(self._answers) > 1 and not self._open:
+            if not self._begun and len(self._answers) > 1:
                 print(f"[answer {self._turn}]", file=sys.stderr, flush=True)
-            self._open = True
+            self._begun = True
             for delta in answer.deltas[self._deltas :]:
                 print(delta.text, end="", flush=True)
+                self._inside = self._inside or bool(delta.text)
             self._deltas = len(answer.deltas)
             if answer.finished is None:
                 return
-            self.close()
+            print(flush=True)
             print(_figures(answer), file=sys.stderr, flush=True)
-            self._turn, self._deltas = self._turn + 1, 0
+            self._turn, self._begun, self._deltas, self._inside = self._turn + 1, False, 0, False
 
     def close(self) -> None:
-        """Ends the line, so that what follows stands on its own."""
-        if self._open:
+        """Ends the line that a broken answer left, so that what follows stands on its own."""
+        if self._inside:
             print(flush=True)
-            self._open = False
 
 
 def _figures(answer: TimedAnswer) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec import wire
-from specdec.errors import InvalidRequest, Overloaded, Unsupported
+from specdec.errors import InvalidRequest, Overloaded, Unavailable, Unsupported
 from specdec.runtime.server import Runtime, Service, serve
 from specdec.runtime.settings import CommonSettings
 from specdec.seeds import answer_seed
@@ -35,6 +35,10 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer):
             case "cut":
                 yield started(request)
                 return
+            case "broken":
+                yield started(request)
+                yield next(deltas(request, sampling, 0))
+                raise Unavailable("the last target is gone")
             case "slow":
                 yield started(request)
                 await asyncio.sleep(30)

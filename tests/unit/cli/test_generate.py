@@ -305,9 +305,11 @@ def test_several_answers_in_plain_text_come_in_order(endpoint: str, capsys: pyte
 
 
 def test_a_text_that_breaks_off_ends_its_line(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "--endpoint", endpoint, "--prompt", "cut"]) == 2
+    assert main(["generate", "--endpoint", endpoint, "--prompt", "broken"]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "\n" and captured.err.startswith("specdec generate: ")
+    assert captured.out == "Hel\n" and captured.err == "specdec generate: the last target is gone\n"
+    assert main(["generate", "--endpoint", endpoint, "--prompt", "cut"]) == 2
+    assert "the stream ended before the answer did" in one_line(capsys.readouterr())
 
 
 def test_more_answers_than_asked_for_are_a_fault(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
