@@ -1,4 +1,4 @@
-"""One small stack for the files that only ask questions."""
+"""Stacks for the files that only ask questions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.stack import Stack, running
 from tests.tiny import save_tiny
+from tests.tools import require_model
 
 WINDOW = 256
 
@@ -18,4 +19,11 @@ def questioned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     model = save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0, window=WINDOW)
     settings = {"DTYPE": "float64", "SELF_TEST": "false"}
     with running(model, model, target=settings, draft=settings) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="package")
+def pair() -> Iterator[Stack]:
+    """The real models on the int8 engine. Nothing in it is killed or restarted."""
+    with running(require_model("smollm2-135m"), require_model("smollm2-draft")) as stack:
         yield stack

@@ -40,15 +40,18 @@ def row(given: Fields | None = None, silent: bool = False, **fields: Any) -> Row
     return Row(fields, given or {}, silent)
 
 
-def table(token_id: Callable[[str], int], lure: float) -> dict[str, Row]:
-    """`lure` = a bias under which a token turns up every few places."""
+def table(token_id: Callable[[str], int], *, lure: float, end_lure: float, heat: float) -> dict[str, Row]:
+    """What it takes with a model that its tokens turn up every few places: a bias, that of the end, a temperature among few letters."""
 
     def ids(*tokens: str) -> tuple[int, ...]:
         return tuple(map(token_id, tokens))
 
-    (end,), letters, words = ids(END), {"allowed_token_ids": ids(*LETTERS)}, {"allowed_token_ids": ids(*WORDS)}
-    may_end = {"ignore_eos": False, "logit_bias": {end: lure}}
+    end, special, colon = ids(END, SPECIAL, ":")
+    letters = {"allowed_token_ids": ids(*LETTERS), "temperature": heat}
+    words = {"allowed_token_ids": ids(*WORDS), "temperature": heat}
     strings = {**words, "stop": ["the", "hat a"]}
+    specials = {"allowed_token_ids": ids(SPECIAL, *LETTERS), "temperature": heat}
+    may_end = {"ignore_eos": False, "logit_bias": {end: end_lure}}
     room = {"max_tokens": 40}
     grammar = common_pb2.Grammar
     return {
@@ -66,19 +69,19 @@ def table(token_id: Callable[[str], int], lure: float) -> dict[str, Row]:
         "presence_penalty -2": row(letters, presence_penalty=-2.0),
         "repetition_penalty 1.6": row(letters, repetition_penalty=1.6),
         "repetition_penalty 0.5": row(letters, repetition_penalty=0.5),
-        "logit_bias": row(logit_bias=dict(zip(ids("Ġthe", "a", ":"), (lure, lure, -100.0), strict=True))),
-        "allowed_token_ids": row(**letters),
+        "logit_bias": row(logit_bias=dict(zip(ids("Ġthe", "a", ":"), (lure / 2, lure / 2, -100.0), strict=True))),
+        "allowed_token_ids": row(allowed_token_ids=ids(*LETTERS)),
         "banned_token_ids": row(words, banned_token_ids=ids("at", "hat", "Ġthe")),
         "min_tokens and the end": row(may_end, min_tokens=9),
         "min_tokens and a stop id": row({**words, "stop_token_ids": ids("at", "Ġthe")}, min_tokens=9),
         "min_tokens and a stop string": row(strings, min_tokens=9),
         **{f"max_tokens {n}": row(max_tokens=n) for n in range(1, 13)},
-        "ignore_eos": row({"logit_bias": {end: lure}}, ignore_eos=False),
-        "stop_token_ids": row(words, stop_token_ids=ids("hat", "Ġthe")),
+        "ignore_eos": row({"logit_bias": {end: end_lure}}, ignore_eos=False),
+        "stop_token_ids": row(words, stop_token_ids=ids("th", "Ġa")),
         "stop": row(words, stop=["the", "hat a"]),
-        "stop across tokens": row(letters, stop=["athe", "ehe", "ba", "hebet"]),
+        "stop across tokens": row(letters, stop=["thebex", "hebet", "ebhtt"]),
         "include_stop_str_in_output": row(strings, include_stop_str_in_output=True),
-        "skip_special_tokens": row({"allowed_token_ids": ids(SPECIAL, *LETTERS)}, skip_special_tokens=False),
+        "skip_special_tokens": row(specials, skip_special_tokens=False),
         "logprobs 0": row(logprobs=0),
         "logprobs 20": row(logprobs=20),
         "prompt_logprobs 0": row(prompt_logprobs=0),
@@ -88,7 +91,7 @@ def table(token_id: Callable[[str], int], lure: float) -> dict[str, Row]:
         "regex": row({**room, **may_end}, grammar=grammar(regex="(the|hat|[0-9]{3}| )+")),
         "choice": row(room, grammar=grammar(choice=common_pb2.Choice(options=["the other hat", "the hat", "an otter", "at the other"]))),
         "ebnf": row({**room, "ignore_eos": False}, grammar=grammar(ebnf=GBNF)),
-        "start_after": row({**room, "logit_bias": {ids(":")[0]: lure}}, grammar=grammar(regex="[0-9]{2,6}", start_after=":")),
+        "start_after": row({**room, "logit_bias": {colon: lure}}, grammar=grammar(regex="[0-9]{2,6}", start_after=":")),
         "text": row(text="the hat of the other"),
         "messages": row(messages=pb.Messages(messages=[pb.Message(role="user", content="the hat")])),
         "standard at temperature 0": row(temperature=0.0, rejection_sample_method=common_pb2.REJECTION_SAMPLE_METHOD_STANDARD),

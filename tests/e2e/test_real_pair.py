@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from specdec.client import Completion
 from specdec.terms import SamplingParams
 from tests.e2e.ask import Ask, answers, same
-from tests.e2e.stack import Stack, running
-from tests.tools import require_model
+from tests.e2e.stack import Stack
 
 pytestmark = [pytest.mark.pair, pytest.mark.timeout(300)]
 NUM_TOKENS = 40
@@ -28,12 +25,6 @@ LONG = (
     )
     + "Summarise the day."
 )
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Stack]:
-    with running(require_model("smollm2-135m"), require_model("smollm2-draft")) as stack:
-        yield stack
 
 
 def questions(k: int) -> list[Ask]:
