@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from google.rpc import error_details_pb2
 
+from specdec.client import SyncClient
 from specdec.terms import SamplingParams
 from tests.e2e.ask import Ask, answers
 from tests.e2e.stack import Process, Stack
@@ -95,6 +96,15 @@ def test_text_to_tokens_and_back(curl: Curl, stack: Stack) -> None:
     (ids,) = replies(curl(service, "specdec.v1.GenerationService/Tokenize", "-d", json.dumps({"text": text})))
     (back,) = replies(curl(service, "specdec.v1.GenerationService/Detokenize", "-d", json.dumps(ids)))
     assert back == {"text": text}
+
+
+def test_a_chat_to_tokens(curl: Curl, stack: Stack) -> None:
+    """With the template's own opening of an answer and without it, as our client counts them."""
+    chat = [{"role": "user", "content": "the hat"}]
+    request = {"messages": {"messages": chat, "addGenerationPrompt": False, "templateArgs": {"other": "[1]"}}}
+    (ids,) = replies(curl(service_of(stack, "orchestrator"), "specdec.v1.GenerationService/Tokenize", "-d", json.dumps(request)))
+    with SyncClient(stack.endpoint) as client:
+        assert tuple(ids["tokenIds"]) == client.tokenize(chat, add_generation_prompt=False) != client.tokenize(chat)
 
 
 def test_generate(curl: Curl, stack: Stack) -> None:

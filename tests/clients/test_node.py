@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specdec.client import Completion
+from specdec.client import Completion, SyncClient
 from specdec.terms import SamplingParams
 from tests.e2e.ask import Ask, answers
 from tests.e2e.stack import Stack
@@ -55,14 +56,18 @@ def ask_node(node: str, stack: Stack) -> RunJobs:
     return run
 
 
+OK = {"code": 0, "name": "OK", "details": ""}
+
+
 def same(got: dict[str, Any], want: Completion) -> None:
-    assert got["status"] == {"code": 0, "name": "OK", "details": ""}
+    """One answer, whichever of the stream's, is ours."""
     assert got["kinds"][0] == "started" and got["kinds"][-1] == "finished"
     assert set(got["kinds"][1:-1]) <= {"delta"}
     assert tuple(got["token_ids"]) == want.token_ids
     assert got["text"] == want.text
-    told = [(entry["logprob"], tuple(entry["top_ids"]), tuple(entry["top_logprobs"])) for entry in got["logprobs"]]
-    assert told == [(entry.logprob, entry.top_ids, entry.top_logprobs) for entry in want.logprobs]
+    for name in ("logprobs", "prompt_logprobs"):
+        told = [(entry["logprob"], tuple(entry["top_ids"]), tuple(entry["top_logprobs"])) for entry in got[name]]
+        assert told == [(entry.logprob, entry.top_ids, entry.top_logprobs) for entry in getattr(want, name)], name
     assert int(got["started"]["seed"]) == want.started.seed
     assert got["started"]["prompt_tokens"] == want.started.prompt_tokens
     assert got["finished"]["finish_reason"] == f"FINISH_REASON_{want.finished.finish_reason.name}"
@@ -92,6 +97,7 @@ def test_same_tokens_text_and_logprobs(ask_node: RunJobs, stack: Stack) -> None:
     wanted = answers(stack.endpoint, [ask for _, ask in pairs], at_once=1)
     got = ask_node([job for job, _ in pairs])
     for mine, theirs in zip(got, wanted, strict=True):
+        assert mine["status"] == OK
         same(mine, theirs)
     assert got[1]["token_ids"] != got[2]["token_ids"], "the last bit of the seed was lost on the way"
     assert sum(answer["deltas"] for answer in got) > 10, "nothing was streamed"
@@ -108,6 +114,7 @@ def test_multi_byte_text(ask_node: RunJobs, stack: Stack) -> None:
     wanted = answers(stack.endpoint, [ask, wide])
     got = ask_node([job, wide_job])
     for mine, theirs in zip(got, wanted, strict=True):
+        assert mine["status"] == OK
         same(mine, theirs)
         whole = ask_node([{"method": "Detokenize", "request": {"token_ids": mine["token_ids"], "skip_special_tokens": True}}])
         assert mine["text"] == whole[0]["reply"]["text"]
@@ -126,6 +133,22 @@ def test_chat_and_text_prompts(ask_node: RunJobs, stack: Stack) -> None:
         assert tuple(mine["token_ids"]) == theirs.token_ids
         assert mine["text"] == theirs.text
         assert mine["started"]["prompt_tokens"] == theirs.started.prompt_tokens
+
+
+def test_several_answers_of_a_formal_language(ask_node: RunJobs, stack: Stack) -> None:
+    """Two answers, a regular expression and the prompt's log-probabilities in one call; the second is a request with the told seed."""
+    pattern, ids = "[a-f]{3,9}-[0-9]+", list(range(40, 60))
+    params = {"max_tokens": 16, "logprobs": 2, "prompt_logprobs": 1}
+    request = {"token_ids": {"ids": ids}, "sampling": {**params, "grammar": {"regex": pattern}}, "seed": str(ODD_SEED), "n": 2}
+    (got,) = ask_node([{"request": request}])
+    assert got["status"] == OK and [len(got["prompt_logprobs"]), len(got["others"])] == [len(ids) - 1, 1]
+    with SyncClient(stack.endpoint) as client:
+        wanted = client.completions(ids, SamplingParams(**params), regex=pattern, seed=ODD_SEED, n=2, disable_spec_decode=True)
+        alone = client.complete(ids, SamplingParams(max_tokens=16), regex=pattern, seed=wanted[1].started.seed)
+    for mine, theirs in zip((got, *got["others"]), wanted, strict=True):
+        same(mine, theirs)
+        assert re.fullmatch("[a-f]{3,9}(-[0-9]*)?", mine["text"]), mine["text"]
+    assert got["text"] != got["others"][0]["text"] == alone.text
 
 
 def test_a_drawn_seed_repeats_the_text(ask_node: RunJobs) -> None:
@@ -166,6 +189,7 @@ def test_cancel(ask_node: RunJobs, stack: Stack) -> None:
     dropped, kept = ask_node([{"request": endless, "cancelAfter": 20}, job])
     assert dropped["status"]["name"] == "CANCELLED"
     assert 20 <= len(dropped["token_ids"]) < 800
+    assert kept["status"] == OK
     same(kept, answers(stack.endpoint, [ask])[0])
     deadline = time.monotonic() + 2.0
     while any(process.metric("specdec_sessions") for process in (*stack.targets, *stack.drafts)):

@@ -3,7 +3,7 @@
 //   node generate.js HOST:PORT PROTO_DIR < jobs.json
 //
 // jobs: a JSON list of {"method", "request", "cancelAfter"}; `cancelAfter` = tokens after which a stream is cancelled. All run at once.
-// Prints a JSON list of answers in the same order: what arrived, and the status.
+// Prints a JSON list in the same order: what arrived of answer 0, the same of the `others` (n > 1), and the status.
 
 import { readFileSync } from "node:fs";
 import path from "node:path";
@@ -27,11 +27,17 @@ function status(error) {
   return { code: error?.code ?? 0, name: grpc.status[error?.code ?? 0], details: error?.details ?? "" };
 }
 
+function fresh() {
+  return { token_ids: [], text: "", logprobs: [], prompt_logprobs: [], origins: [], kinds: [], deltas: 0 };
+}
+
 function generate({ request, cancelAfter }) {
   return new Promise((resolve) => {
-    const got = { token_ids: [], text: "", logprobs: [], origins: [], kinds: [], deltas: 0 };
+    const answers = [fresh()]; // by index
+    const told = (error) => ({ ...answers[0], others: answers.slice(1), status: status(error) });
     const call = client.Generate(request, { deadline: deadline() });
     call.on("data", (message) => {
+      const got = (answers[message.index] ??= fresh());
       got.kinds.push(message.event);
       if (message.event === "started") got.started = message.started;
       if (message.event === "finished") got.finished = message.finished;
@@ -40,11 +46,12 @@ function generate({ request, cancelAfter }) {
       got.token_ids.push(...message.delta.token_ids);
       got.text += message.delta.text;
       got.logprobs.push(...message.delta.logprobs);
+      got.prompt_logprobs.push(...message.delta.prompt_logprobs);
       got.origins.push(...message.delta.origins);
       if (cancelAfter && got.token_ids.length >= cancelAfter) call.cancel();
     });
-    call.on("error", (error) => resolve({ ...got, status: status(error) }));
-    call.on("end", () => setImmediate(() => resolve({ ...got, status: status(null) })));
+    call.on("error", (error) => resolve(told(error)));
+    call.on("end", () => setImmediate(() => resolve(told(null))));
   });
 }
 
