@@ -4,15 +4,18 @@ Booked room follows the rows that will be written, not the tokens that will be k
 block of K needs room for L + K + 1 before the call.
 
 A fork shares the whole blocks of its prefix with its parent. They lie in the parent's memory, which makes a family: its room is what the
-member that reaches furthest into it needs, booked once. All else is a member's own. What a fork wrote itself is in nobody's reach, so a fork
-of a fork shares only what its parent shares.
+member that reaches furthest into it needs, booked once. All else is a member's own. What a fork wrote itself is in nobody's reach, so a
+fork of a fork shares only what its parent shares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 from specdec.errors import EngineFault
+
+Session = TypeVar("Session", bound=Hashable)
 
 BLOCK_TOKENS = 64  # the store's memory grows in these steps, so finer accounting would promise room that is not there
 
@@ -108,6 +111,11 @@ class KvBudget:
         family = self._families.get(session)
         return 0 if family is None else family.blocks * self.block_tokens
 
+    def kept_tokens(self, session: Hashable) -> int:
+        """How far the others reach into it: what must stay when `session` leaves."""
+        family = self._families.get(session)
+        return 0 if family is None else family.reach_of_others(session) * self.block_tokens
+
     def must_part(self, session: Hashable, start: int) -> bool:
         """Would writing from token `start` on change what others share with it, or what it shares with others?"""
         family = self._families.get(session)
@@ -116,7 +124,7 @@ class KvBudget:
         reach = family.reach_of_others(session) if family.owner == session else family.reach[session]
         return start < reach * self.block_tokens
 
-    def write(self, writes: Mapping[Hashable, tuple[int, int]]) -> bool:
+    def write(self, writes: Mapping[Session, tuple[int, int]]) -> bool:
         """Books for {session: (start, end)}: it will write tokens start … end-1. Who must part does. False = no room, nothing changed."""
         saved = None
         for session, (start, _) in writes.items():
@@ -143,7 +151,7 @@ class KvBudget:
         family = self._families.get(session)
         return self._own.get(session, 0) + (0 if family is None else family.reach[session])
 
-    def _grow(self, ends: Mapping[Hashable, int]) -> bool:
+    def _grow(self, ends: Mapping[Session, int]) -> bool:
         more = {}
         for session, end in ends.items():
             blocks = blocks_of(end, self.block_tokens) - self._blocks(session)

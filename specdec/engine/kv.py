@@ -1,7 +1,13 @@
 """K/V memory of many slots. Exact rollback: a slot's past is a prefix of its memory, so forgetting is only a shorter length.
 
 A slot reserves addresses for the whole window at once and the system gives it pages, zeroed, as they are first written: growing copies
-nothing, and closing gives everything back. Huge pages are declined, since one of them holds thousands of tokens of a single head.
+nothing, and closing gives everything back.
+
+At its first fork a slot moves, once, into a file in memory. It goes on writing there, behind what it shares; a fork sees the whole blocks
+of its prefix in the file and gets a page of its own wherever it writes, its last, partial block first of all. So the file must keep only
+whole blocks that somebody shares; when the slot closes, what lies behind them is given back, and the file goes with the last who sees it.
+A slot that was rolled back and is to write where others look becomes a fork of its own file. What a fork wrote is in no file: its own forks
+copy it. Measured on SmolLM2-135M with 500 tokens: the move 47 ms, a fork 2 ms, its first step 2 ms longer, all other steps as before.
 
 Whatever lies beyond a slot's length is finite: new memory is zero and writers put in finite numbers only. Attention reads whole key blocks
 under a mask, and a masked NaN is still a NaN.
@@ -10,25 +16,35 @@ under a mask, and a masked NaN is still a NaN.
 from __future__ import annotations
 
 import itertools
-import mmap
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from specdec.engine.cache import BLOCK_TOKENS, OutOfRoom, blocks_of
+from specdec.engine.cache import BLOCK_TOKENS, KvBudget, OutOfRoom, blocks_of
+from specdec.engine.pages import SharedFile, can_share, lazy_zeros
 
 MAX_SLOTS = 4096
+log = logging.getLogger(__name__)
 
 
 class Slot:
-    """`memory` [layers, 2 * heads, capacity, dim]: keys in the first `heads`, then values; `length` tokens of it count."""
+    """`memory` [layers, 2 * heads, capacity, dim]: keys in the first `heads`, then values; `length` tokens of it count.
 
-    __slots__ = ("_heads", "_views", "_width", "blocks", "length", "memory")
+    `file`: what the memory is a view of, once forks came of the slot or it of another. `writes_file`: what it writes goes there.
+    """
 
-    def __init__(self, memory: Tensor, heads: int) -> None:
-        self.memory, self._heads = memory, heads
-        self.length = self.blocks = self._width = 0
+    __slots__ = ("_heads", "_views", "_width", "file", "length", "memory", "writes_file")
+
+    def __init__(self, memory: Tensor, heads: int, file: ForkedFile | None = None) -> None:
+        self._heads = heads
+        self.length = 0
+        self.use(memory, file)
+
+    def use(self, memory: Tensor, file: ForkedFile | None, writes_file: bool = False) -> None:
+        self.memory, self.file, self.writes_file = memory, file, writes_file
+        self._width = 0
         self._views: list[tuple[Tensor, Tensor]] = []
 
     def keys_values(self, keys: int) -> list[tuple[Tensor, Tensor]]:
@@ -44,10 +60,31 @@ class Slot:
         return self.memory[:, :, start:end]
 
 
+class ForkedFile:
+    """The file of a slot that was forked. `extent`: tokens whose pages may be there."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, extent: int) -> None:
+        self.pages, self.extent = SharedFile(shape, dtype), extent
+        layers, heads, self._capacity, dim = shape
+        self._parts, self._token = layers * heads, dim * dtype.itemsize
+
+    def keep(self, tokens: int) -> None:
+        """Gives back what lies behind them."""
+        if tokens < self.extent:
+            self.pages.give_back(self._ranges(tokens, self.extent))
+            self.extent = tokens
+
+    def _ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        for part in range(self._parts):
+            first = part * self._capacity
+            yield (first + start) * self._token, (first + end) * self._token
+
+
 class KvStore:
     """`heads` = K/V heads of a layer, `window` = longest slot, `total_tokens` = bound over all slots.
 
-    Room is counted in blocks of 64 tokens. What a slot once grew to stays counted until it closes, as its pages do.
+    Room is counted in blocks of 64 tokens, as KvBudget does and by it. What a slot once grew to stays counted until it closes, as its pages
+    do. Where the system has no files in memory a fork is a copy; it is counted as if it shared.
     """
 
     def __init__(self, layers: int, heads: int, dim: int, dtype: torch.dtype, *, window: int, total_tokens: int) -> None:
@@ -56,30 +93,63 @@ class KvStore:
         # One block more than needed: heads a power of two apart would share cache sets.
         self._shape = (layers, 2 * heads, (blocks_of(window) + 1) * BLOCK_TOKENS, dim)
         self._heads, self._dtype = heads, dtype
-        self.total_tokens = total_tokens // BLOCK_TOKENS * BLOCK_TOKENS
-        self.used_tokens = 0
+        self._room = KvBudget(total_tokens)
+        self.total_tokens = self._room.total_tokens
         self._slots: dict[int, Slot] = {}
         self._names = itertools.count()
 
+    @property
+    def used_tokens(self) -> int:
+        return self._room.used_tokens
+
     def open(self) -> int:
-        if len(self._slots) >= MAX_SLOTS:
-            raise OutOfRoom(f"{MAX_SLOTS} slots are open")
+        self._require_a_name()
         name = next(self._names)
-        self._slots[name] = Slot(_lazy_zeros(self._shape, self._dtype), self._heads)
+        self._slots[name] = Slot(lazy_zeros(self._shape, self._dtype), self._heads)
         return name
 
     def fork(self, slot: int, length: int) -> int:
-        held = self._slots[slot]
-        if not 0 <= length <= held.length:
-            raise ValueError(f"slot {slot} holds {held.length} tokens, {length} of them cannot be shared")
-        name = self.open()
-        self.reserve({name: length})
-        self._slots[name].written(0, length).copy_(held.written(0, length))
-        self._slots[name].length = length
+        parent = self._slots[slot]
+        if not 0 <= length <= parent.length:
+            raise ValueError(f"slot {slot} holds {parent.length} tokens, {length} of them cannot be shared")
+        self._require_a_name()
+        name = next(self._names)
+        if not self._room.fork(name, slot, length):
+            raise OutOfRoom(f"no room for a fork of {length} tokens: {self._free()}")
+        self._slots[name] = self._forked(parent, length, self._room.shared_tokens(name), self._room.shared_tokens(slot))
         return name
 
+    def _forked(self, parent: Slot, length: int, shared: int, extent: int) -> Slot:
+        """A slot whose first `shared` tokens are the parent's pages, and the rest a copy. `extent`: tokens that the parent has room for."""
+        child = None
+        if shared and can_share():
+            try:
+                file = parent.file or self._moved(parent, extent)
+                child = Slot(file.pages.private(), self._heads, file)
+            except OSError as error:  # descriptors or mappings are used up
+                log.warning("a fork is copied instead of shared: %s", error)
+        if child is None:
+            child, shared = Slot(lazy_zeros(self._shape, self._dtype), self._heads), 0
+        child.memory[:, :, shared:length].copy_(parent.memory[:, :, shared:length])
+        child.length = length
+        return child
+
+    def _moved(self, slot: Slot, extent: int) -> ForkedFile:
+        """Into a file, in which it owns every page."""
+        file = ForkedFile(self._shape, self._dtype, extent)
+        memory = file.pages.shared()
+        memory[:, :, : slot.length].copy_(slot.memory[:, :, : slot.length])
+        slot.use(memory, file, writes_file=True)
+        return file
+
     def close(self, slot: int) -> None:
-        self.used_tokens -= self._slots.pop(slot).blocks * BLOCK_TOKENS
+        held = self._slots.pop(slot)
+        if held.file is not None:
+            held.file.extent = max(held.file.extent, self._room.shared_tokens(slot))
+            kept = self._room.kept_tokens(slot)
+            if kept:  # else the file goes as a whole
+                held.file.keep(kept)
+        self._room.release(slot)
 
     def length(self, slot: int) -> int:
         return self._slots[slot].length
@@ -92,26 +162,40 @@ class KvStore:
         assert self.length(slot) == length
 
     def reserve(self, ends: Mapping[int, int]) -> None:
-        """Room for `ends[slot]` tokens of each slot. Raises OutOfRoom, changing nothing."""
-        more = {slot: max(0, blocks_of(end) - self._slots[slot].blocks) for slot, end in ends.items()}
-        wanted = sum(more.values()) * BLOCK_TOKENS
-        if self.used_tokens + wanted > self.total_tokens:
-            free = self.total_tokens - self.used_tokens
-            raise OutOfRoom(f"{wanted} more tokens of K/V wanted, {free} of {self.total_tokens} are free")
-        for slot, blocks in more.items():
-            self._slots[slot].blocks += blocks
-        self.used_tokens += wanted
+        """Room, and memory of their own, for what each slot writes next, up to `ends[slot]` tokens. Raises OutOfRoom, changing nothing."""
+        writes = {slot: (self._slots[slot].length, end) for slot, end in ends.items()}
+        parting = [slot for slot, (start, _) in writes.items() if self._room.must_part(slot, start)]
+        extents = {slot: self._room.shared_tokens(slot) for slot in parting}
+        if not self._room.write(writes):
+            wanted = sum(end - start for start, end in writes.values())
+            raise OutOfRoom(f"no room for {wanted} more tokens of K/V: {self._free()}")
+        for slot in parting:
+            self._part(self._slots[slot], self._room.shared_tokens(slot), extents[slot])
+        for slot in parting:  # after the last has what it needs
+            file = self._slots[slot].file
+            if file is not None:
+                file.keep(self._room.family_tokens(slot))
+
+    def _part(self, slot: Slot, shared: int, extent: int) -> None:
+        """Only its first `shared` tokens stay in the file that it has reached into up to `extent`; what follows becomes its own."""
+        if slot.file is None:
+            return
+        slot.file.extent = max(slot.file.extent, extent)
+        before, first, memory, file = slot.memory, shared, slot.memory, slot.file
+        if slot.writes_file:
+            try:
+                memory = file.pages.private()
+            except OSError:
+                memory, first = lazy_zeros(self._shape, self._dtype), 0
+        memory[:, :, first : slot.length].copy_(before[:, :, first : slot.length].clone())
+        slot.use(memory, file)
 
     def slot(self, slot: int) -> Slot:
         return self._slots[slot]
 
+    def _require_a_name(self) -> None:
+        if len(self._slots) >= MAX_SLOTS:
+            raise OutOfRoom(f"{MAX_SLOTS} slots are open")
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory only where they are written."""
-    count = 1
-    for side in shape:
-        count *= side
-    pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    def _free(self) -> str:
+        return f"{self.total_tokens - self.used_tokens} of {self.total_tokens} are free"
