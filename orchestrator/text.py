@@ -62,7 +62,13 @@ def template_args(values: Mapping[str, str]) -> dict[str, Any]:
     parsed = {}
     for name, value in values.items():
         try:
-            parsed[name] = json.loads(value)
+            parsed[name] = json.loads(value, parse_constant=_no_number)
+            if "\\u" in value:
+                json.dumps(parsed[name], ensure_ascii=False).encode()  # an escape may be half a surrogate pair
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"messages.template_args[{name}]", f"must be JSON: {error}") from error
     return parsed
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")

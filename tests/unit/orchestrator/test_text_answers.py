@@ -196,7 +196,7 @@ def test_answers_end_where_a_search_in_the_whole_text_ends_them(case: Case) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@settings(max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
 def test_answers_end_where_a_search_ends_them_long(case: Case) -> None:
     check(case)

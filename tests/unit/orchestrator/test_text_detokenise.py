@@ -122,6 +122,7 @@ def check_early(family: str, ids: list[int]) -> None:
     words = [i for i in map(tokenizer.token_to_id, ["a", "the", "▁▁", "é", "##s", "</w>", "<0x20>"]) if i is not None]
     following = [list(more) for n in (1, 2, 3) for more in itertools.product(inside, repeat=n)] + [[one] for one in words]
     following += [[one, two] for one in words for two in words]
+    ids = [i for i in ids if tokenizer.id_to_token(i) not in ("½", "<0xBD>")]  # U+FFFD as a character, which breaking leaves as it is
     decoder, shown = IncrementalDecoder(DecoderPlan(tokenizer)), ""
     for n in range(1, len(ids) + 1):
         shown += push(decoder, ids[n - 1 : n])
@@ -145,13 +146,13 @@ def short_and_long(check: Callable[..., None], short: int, long: int, *per_famil
 
 
 test_any_ids_stream_as_they_decode, test_any_ids_stream_long = short_and_long(
-    check_stream, 20, 1000, ids=id_lists, cuts=CUTS, skip=st.booleans()
+    check_stream, 20, 600, ids=id_lists, cuts=CUTS, skip=st.booleans()
 )
 test_resumed_anywhere, test_resumed_anywhere_long = short_and_long(
-    check_resumed, 12, 600, ids=id_lists, cut=st.integers(0, 10_000), skip=st.booleans()
+    check_resumed, 12, 300, ids=id_lists, cut=st.integers(0, 10_000), skip=st.booleans()
 )
 test_text_leaves_as_early_as_is_safe, test_text_leaves_early_long = short_and_long(
-    check_early, 6, 100, ids=lambda tokenizer: id_lists(tokenizer).map(lambda ids: ids[:24])
+    check_early, 6, 60, ids=lambda tokenizer: id_lists(tokenizer).map(lambda ids: ids[:24])
 )
 
 
