@@ -82,98 +82,6 @@ def refused(reply: Reply, field: str, code: str = "INVALID_ARGUMENT") -> None:
     assert reply.started is None and not reply.token_ids
 
 
-# ---------------------------------------------------------------- F20: unset, empty and zero are three things
-
-
-@pytest.fixture(scope="module")
-def plain(client: RawClient) -> Reply:
-    """What a new client gets that sets every default itself."""
-    explicit = common_pb2.SamplingParams(
-        temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0,
-        max_tokens=WINDOW - len(PROMPT), min_tokens=0, ignore_eos=False,
-    )  # fmt: skip
-    request = pb.GenerateRequest(
-        token_ids=pb.TokenIds(ids=PROMPT), seed=11, sampling=explicit, n=1, priority=0, include_stop_str_in_output=False,
-        skip_special_tokens=True, num_speculative_tokens=2, enable_adaptive_verification=False, disable_spec_decode=False,
-        use_heterogeneous_vocab=False,
-        rejection_sample_method=common_pb2.REJECTION_SAMPLE_METHOD_COUPLED, draft_sample_method=common_pb2.DRAFT_SAMPLE_METHOD_GUMBEL,
-    )  # fmt: skip
-    reply = answered(client.generate(request))
-    assert len(reply.token_ids) > 20
-    return reply
-
-
-@pytest.fixture(scope="module")
-def greedy(client: RawClient) -> Reply:
-    return answered(client.generate(token_prompt(PROMPT) + SEED + sampling(double(1, 1e-6))))
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [b"", sampling(), sampling(double(1, 1.0)), sampling(num(2, 0)), sampling(num(12, 0)), sampling(num(13, 0))],
-    ids=["no sampling message", "empty message", "temperature 1", "top_k 0", "min_tokens 0", "ignore_eos false"],
-)
-def test_F20_absent_is_the_documented_default(client: RawClient, plain: Reply, parameters: bytes) -> None:
-    got = answered(client.generate(token_prompt(PROMPT) + SEED + parameters))
-    assert (got.token_ids, got.text) == (plain.token_ids, plain.text)
-    assert got.finished is not None and plain.finished is not None
-    assert got.finished.settings == plain.finished.settings
-    assert got.finished.settings.sampling.max_tokens == WINDOW - len(PROMPT)
-    assert not got.logprobs
-
-
-def test_F20_temperature_zero_is_zero(client: RawClient, plain: Reply, greedy: Reply) -> None:
-    got = answered(client.generate(token_prompt(PROMPT) + fixed64(6, 99) + sampling(double(1, 0.0))))
-    assert got.token_ids == greedy.token_ids != plain.token_ids
-    assert got.finished is not None and got.finished.settings.sampling.HasField("temperature")
-    assert got.finished.settings.sampling.temperature == 0.0
-
-
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [(num(11, 0), "max_tokens"), (double(3, 0.0), "top_p"), (double(7, 0.0), "repetition_penalty")],
-    ids=["max_tokens", "top_p", "repetition_penalty"],
-)
-def test_F20_zero_is_refused_where_it_means_nothing(client: RawClient, fields: bytes, name: str) -> None:
-    refused(client.generate(token_prompt(PROMPT) + sampling(fields)), f"sampling.{name}")
-
-
-def test_F20_zero_answers_are_refused(client: RawClient) -> None:
-    refused(client.generate(token_prompt(PROMPT) + num(7, 0)), "n")
-
-
-def test_F20_a_seed_of_zero_is_a_seed(client: RawClient) -> None:
-    first, second, unset, other = (
-        answered(client.generate(token_prompt(PROMPT) + sampling(ENOUGH) + seed)) for seed in (fixed64(6, 0), fixed64(6, 0), b"", b"")
-    )
-    assert first.token_ids == second.token_ids
-    seeds = [reply.started.seed for reply in (first, second, unset, other) if reply.started]
-    assert seeds[:2] == [0, 0] and len(set(seeds)) == 3
-
-
-def test_F20_a_block_of_zero_is_kept(client: RawClient) -> None:
-    off, default = (answered(client.generate(token_prompt(PROMPT) + SEED + sampling(ENOUGH) + k)) for k in (num(12, 0), b""))
-    assert off.token_ids == default.token_ids
-    assert off.finished and off.finished.speculative.num_spec_steps == 0 and off.finished.settings.num_speculative_tokens == 0
-    assert default.finished and default.finished.speculative.num_spec_steps > 0
-
-
-def test_F20_no_alternatives_is_not_no_logprobs(client: RawClient) -> None:
-    got = answered(client.generate(token_prompt(PROMPT) + SEED + sampling(ENOUGH, num(15, 0))))
-    assert len(got.logprobs) == len(got.token_ids) > 0
-    assert all(entry.logprob < 0 and not entry.top_ids for entry in got.logprobs)
-
-
-def test_F20_false_is_not_absent(client: RawClient) -> None:
-    """skip_special_tokens and add_generation_prompt default to true."""
-    only_special = sampling(ENOUGH, sub(9, b"\x00"))  # allowed_token_ids [0], <|endoftext|>
-    shown, hidden = (answered(client.generate(token_prompt(PROMPT) + only_special + flag)) for flag in (num(11, 0), b""))
-    assert shown.text == "<|endoftext|>" * 12 and hidden.text == ""
-    chat = sub(1, sub(1, b"user") + sub(2, b"hi"))
-    bare, opened = (answered(client.generate(sub(3, chat + flag) + sampling(ENOUGH))) for flag in (num(3, 0), b""))
-    assert bare.started and opened.started and bare.started.prompt_tokens < opened.started.prompt_tokens
-
-
 # ---------------------------------------------------------------- F31: odd limits
 
 
@@ -182,7 +90,8 @@ def test_F31_impossible_limits(client: RawClient, limit: int) -> None:
     refused(client.generate(token_prompt(PROMPT) + sampling(num(11, limit), num(15, 2))), "sampling.max_tokens")
 
 
-def test_F31_a_huge_limit_is_the_window(client: RawClient, plain: Reply) -> None:
+def test_F31_a_huge_limit_is_the_window(client: RawClient) -> None:
+    plain = answered(client.generate(token_prompt(PROMPT) + SEED))
     got = answered(client.generate(token_prompt(PROMPT) + SEED + sampling(num(11, 2**31 - 1), num(15, 2))))
     assert got.token_ids == plain.token_ids
     assert len(got.logprobs) == len(got.token_ids)
