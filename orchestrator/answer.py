@@ -25,12 +25,14 @@ from specdec.terms import FinishReason, Origin, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New ids with their log-probabilities (one each, or none) and origins, and the text that is final now."""
+    """New ids with their log-probabilities (one each, or none) and origins, and the text that is final now. `prompt_logprobs`: in the
+    first delta of an answer that was asked for them."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
     origins: tuple[Origin, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class AnswerStream:
         self._discarded += len(event.tokens) - kept
         origins = event.origins[:kept]
         self._accepted += origins.count(Origin.ACCEPTED)
-        return Delta(event.tokens[:kept], text, event.logprobs[:kept], origins)
+        return Delta(event.tokens[:kept], text, event.logprobs[:kept], origins, event.prompt_logprobs)
 
     def finish(self, end: Ended | GenerationStats) -> tuple[Delta, Finished]:
         """The last text and the last message. `end`: how the generation ended, or its counts when a stop string ended the answer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.events import Admitted, Command, Count, PlaceDraft, StartTimer, Timer, ToDraft
+from orchestrator.events import Admitted, Command, Count, DraftPlaced, PlaceDraft, StartTimer, Timer, ToDraft
 from orchestrator.lookahead import Block, Lookahead
 from orchestrator.pacing import grace_ms
 from specdec import terms
@@ -21,8 +21,10 @@ class DraftSide:
     def __init__(self, request: Admitted) -> None:
         self._request = request
         self.name, self.epoch = "", 0
+        self._max_block = 0  # longest block the present draft can be told of
         self.over = request.num_speculative_tokens == 0  # no draft any more
         self._foreign = False  # the lookahead may hold tokens that the present draft does not know
+        self._guest: tuple[int, ...] = ()  # the block in flight, when it came from elsewhere: the draft dropped its own for it
         self._resyncs = self._silent_graces = 0
         self._avoid = ""  # who refused the session last
 
@@ -31,10 +33,10 @@ class DraftSide:
     def want(self) -> list[Command]:
         return [] if self.over or self.name else [PlaceDraft(self._avoid)]
 
-    def placed(self, name: str, committed: Sequence[int], lookahead: Lookahead, in_flight: Block | None) -> list[Command]:
+    def placed(self, by: DraftPlaced, committed: Sequence[int], lookahead: Lookahead, in_flight: Block | None) -> list[Command]:
         if self.over or self.name:
             return []
-        self.name = name
+        self.name, self._max_block = by.draft, by.max_block
         return self.open(committed, lookahead, in_flight)
 
     def open(self, committed: Sequence[int], lookahead: Lookahead, in_flight: Block | None) -> list[Command]:
@@ -60,15 +62,18 @@ class DraftSide:
         )
         return told if in_flight is None else [*told, *self.sent(lookahead, in_flight)]
 
-    def sent(self, lookahead: Lookahead, block: Block, own: bool = True) -> list[Command]:
-        """A block went to the target; `own` = it came from the draft."""
-        self._foreign = self._foreign or not own
-        tokens = block.tokens if self._foreign else ()
-        return self._tell(terms.Sent(self._request.session_id, lookahead.length, lookahead.hash, len(block.tokens), tokens))
+    def sent(self, lookahead: Lookahead, block: Block) -> list[Command]:
+        """A block went to the target. A draft that takes shorter ones than the target hears of the beginning: the rest is news to it."""
+        told = block.tokens[: self._max_block]
+        tokens = told if self._foreign or not block.own else ()
+        self._guest = () if block.own else told
+        return self._tell(terms.Sent(self._request.session_id, lookahead.length, lookahead.hash, len(told), tokens))
 
     def committed(self, length: int, hash_: int, tokens: tuple[int, ...], lookahead: Lookahead) -> list[Command]:
         """`tokens` were committed after a prefix of `length` tokens; `lookahead` has moved on already."""
-        self._foreign = self._foreign and lookahead.nodes > 0
+        kept = tokens[: len(self._guest)] == self._guest
+        self._foreign = (self._foreign or not kept) and lookahead.nodes > 0
+        self._guest = ()
         return self._tell(terms.Commit(self._request.session_id, length, hash_, tokens))
 
     def lost(self) -> list[Command]:

@@ -9,24 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator import events as ev
 from orchestrator.admission import Admission
+from orchestrator.checks import is_sound, without_foreign_ids
 from orchestrator.generation import Generation
-from orchestrator.handle import Handle
+from orchestrator.handle import Handle, Undelivered
 from orchestrator.observe import Observer
 from orchestrator.output import Ended
 from orchestrator.peers import DRAFT, TARGET, Heard, Peer
-from orchestrator.placement import Candidate, choose
+from orchestrator.places import Places
 from orchestrator.settings import OrchestratorSettings
 from specdec import terms
-from specdec.errors import AlreadyExists, InternalFault, InvalidRequest, Mismatch, SpecdecError, Unavailable
+from specdec.errors import AlreadyExists, InternalFault, Mismatch, SpecdecError, Unavailable
 
 DRAIN_POLL_S = 0.05
 RECORD_AFTER_S = 0.002
@@ -40,8 +40,9 @@ class _Live:
     """A session as the driver knows it."""
 
     generation: Generation
-    handle: Handle
+    undelivered: Undelivered
     request_id: str
+    younger: tuple[str, ...] = ()  # sessions that wait until this one has computed their common prompt
     target: str = ""  # as counted in Driver._placed
     draft: str = ""
     numerics: str = ""  # of its first target
@@ -57,17 +58,15 @@ class Driver:
         self.orchestrator_id = secrets.token_hex(8)
         self._fingerprint = vocabulary_fingerprint
         self._live: dict[str, _Live] = {}
-        self._requests: set[str] = set()
+        self._requests = Counter[str]()  # live sessions by request
         self._admission = Admission(settings.max_running, settings.max_waiting)
         self._events: deque[tuple[str, ev.Event | None]] = deque()  # None = begin
         self._working = self._closing = False
-        self._wants_target: dict[str, str] = {}  # session -> target to avoid
-        self._wants_draft: dict[str, str] = {}
-        self._placed = {"target": Counter[str](), "draft": Counter[str]()}  # sessions by replica, as far as we placed them
         self._pools = {
             dialect.pool: {name: Peer(name, dialect, self.orchestrator_id, self) for name in names}
             for dialect, names in ((TARGET, settings.targets), (DRAFT, settings.drafts))
         }
+        self._targets, self._drafts = Places(self._pools["target"]), Places(self._pools["draft"])
         self._tasks: list[asyncio.Task[None]] = []
         self._unrecorded: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # metrics of the last RECORD_AFTER_S
         self._model: terms.ModelInfo | None = None
@@ -105,26 +104,34 @@ class Driver:
         assert self._model is not None
         return self._model
 
-    def start(self, request: ev.Admitted, request_id: str) -> Handle:
-        """Admits a generation. Raises Overloaded, AlreadyExists or Unavailable."""
+    def start(self, answers: Sequence[ev.Admitted], request_id: str) -> Handle:
+        """Admits the answers of one request, answer 0 first; all or none. Raises Overloaded, AlreadyExists or Unavailable."""
         if self._closing:
             raise Unavailable(GOING_AWAY)
-        if request_id in self._requests:
+        if self._requests[request_id]:
             raise AlreadyExists(f"request_id: a live request is named {request_id!r} already; choose another or leave it unset")
-        generation = Generation(
-            request,
+        runs = self._admission.ask([answer.session_id for answer in answers], answers[0].priority)
+        wake = asyncio.Event()
+        for answer in answers:
+            generation = self._generation(answer)
+            undelivered = Undelivered(self, answer.session_id, generation.tally, wake)
+            self._live[answer.session_id] = _Live(generation, undelivered, request_id)
+            self._requests[request_id] += 1
+        self._live[answers[0].session_id].younger = tuple(answer.session_id for answer in answers[1:])
+        handle = Handle([self._live[answer.session_id].undelivered for answer in answers], wake)
+        if runs:
+            for answer in answers:
+                self.feed(answer.session_id, None)
+        return handle
+
+    def _generation(self, answer: ev.Admitted) -> Generation:
+        return Generation(
+            answer,
             max_grace_ms=self.settings.max_grace_ms,
             step_deadline_ms=self.settings.step_deadline_ms,
             placement_wait_ms=self.settings.placement_wait_ms,
             prompt_lookup_min=self.settings.prompt_lookup_min,
         )
-        runs = self._admission.ask(request.session_id, request.priority)
-        handle = Handle(self, request.session_id, generation.tally)
-        self._requests.add(request_id)
-        self._live[request.session_id] = _Live(generation, handle, request_id)
-        if runs:
-            self.feed(request.session_id, None)
-        return handle
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -142,8 +149,8 @@ class Driver:
         """Fails what still runs, in a way that says how to go on. Nothing new is taken."""
         self._closing = True
         for live in reversed(list(self._live.values())):  # who waits goes before the places become free
-            live.handle.end(Unavailable(GOING_AWAY))
-            self.feed(live.handle.session_id, ev.Cancelled())
+            live.undelivered.end(Unavailable(GOING_AWAY))
+            live.undelivered.cancel()
 
     async def close(self) -> None:
         """Fails what still runs and hangs up, once the pools have been told."""
@@ -179,9 +186,11 @@ class Driver:
             commands = live.generation.begin() if event is None else live.generation.handle(event)
             self._count_placement(live)
             self._carry_out(session_id, live, commands)
+            if event is None and (elder := live.generation.request.fork_session_id) and elder not in self._live:
+                self.feed(session_id, ev.PrefixReady(""))  # it went while both waited for admission
         except Exception as error:
             log.exception("a generation failed", extra={"session_id": session_id})
-            live.handle.end(error if isinstance(error, SpecdecError) else InternalFault(f"{type(error).__name__}: {error}"))
+            live.undelivered.end(error if isinstance(error, SpecdecError) else InternalFault(f"{type(error).__name__}: {error}"))
             with contextlib.suppress(Exception):
                 self._carry_out(session_id, live, live.generation.handle(ev.Cancelled()))
             if session_id in self._live:
@@ -190,20 +199,13 @@ class Driver:
     def _count_placement(self, live: _Live) -> None:
         generation = live.generation
         if live.target != generation.target:
-            self._moved("target", live.target, generation.target)
+            self._targets.moved(live.target, generation.target)
             live.target = generation.target
             if live.target:
                 self._on_target(live)
         if live.draft != generation.drafting.name:
-            self._moved("draft", live.draft, generation.drafting.name)
+            self._drafts.moved(live.draft, generation.drafting.name)
             live.draft = generation.drafting.name
-
-    def _moved(self, pool: str, old: str, new: str) -> None:
-        placed = self._placed[pool]
-        if new:
-            placed[new] += 1
-        if old:
-            placed[old] -= 1
 
     def _on_target(self, live: _Live) -> None:
         """Whether the text of a session that moved is still sure to be the same."""
@@ -216,15 +218,19 @@ class Driver:
     # --- commands out -------------------------------------------------------------------------------------------------
 
     def _carry_out(self, session_id: str, live: _Live, commands: Iterable[ev.Command]) -> None:
+        forked = False  # the others of the request start now, from this session's keys and values
         for command in commands:
             match command:
+                case ev.ToTarget(name, terms.Close() as item) if forked:  # behind their first Steps, which leave in this turn
+                    asyncio.get_running_loop().call_soon(self._pools["target"][name].send, item)
                 case ev.ToTarget(name, item):
                     live.step_sent = time.perf_counter()
                     self._pools["target"][name].send(item)
                 case ev.ToDraft(name, item):
                     self._pools["draft"][name].send(item)
                 case ev.Deliver():
-                    live.handle.deliver(command)
+                    live.undelivered.deliver(command)
+                    forked |= self._prefix_ready(live, live.generation.target)
                 case ev.StartTimer(timer, after_ms):
                     self._stop_timer(live, timer)
                     loop = asyncio.get_running_loop()
@@ -235,16 +241,18 @@ class Driver:
                     self._observe(self.observer.round, command)
                 case ev.Count(what, amount):
                     self.observer.count(what, amount)
-                case ev.PlaceTarget(avoid):
-                    self._wants_target[session_id] = avoid
-                    self._place("target", self._wants_target)
+                case ev.PlaceTarget(avoid, prefer):
+                    self._targets.want(session_id, avoid, prefer)
+                    self._place_targets()
                 case ev.PlaceDraft(avoid):
-                    self._wants_draft[session_id] = avoid
-                    self._place("draft", self._wants_draft)
+                    self._drafts.want(session_id, avoid)
+                    self._place_drafts()
                 case ev.Finish(reason, stop_token_id, stats):
-                    live.handle.end(Ended(reason, stop_token_id, stats))
+                    live.undelivered.end(Ended(reason, stop_token_id, stats))
+                    forked |= self._prefix_ready(live, live.generation.target)
                 case ev.Fail(error):
-                    live.handle.end(error)
+                    live.undelivered.end(error)
+                    self._prefix_ready(live, "")
                 case ev.Forget():
                     self._forget(session_id, live)
 
@@ -256,35 +264,32 @@ class Driver:
     def _forget(self, session_id: str, live: _Live) -> None:
         for timer in list(live.timers):
             self._stop_timer(live, timer)
-        self._moved("target", live.target, "")
-        self._moved("draft", live.draft, "")
-        self._wants_target.pop(session_id, None)
-        self._wants_draft.pop(session_id, None)
+        self._targets.forget(session_id, live.target)
+        self._drafts.forget(session_id, live.draft)
         del self._live[session_id]
-        self._requests.discard(live.request_id)
+        self._requests[live.request_id] -= 1
+        if not self._requests[live.request_id]:
+            del self._requests[live.request_id]
+        self._prefix_ready(live, "")
         for next_id in self._admission.leave(session_id):
             self.feed(next_id, None)
 
-    def _place(self, pool: str, wants: dict[str, str]) -> None:
-        """Gives every session that wants a replica of this pool one, if there is any."""
-        placed = ev.TargetPlaced if pool == "target" else ev.DraftPlaced
-        for session_id, avoid in list(wants.items()):
-            if session_id not in wants:  # what was fed meanwhile ended it, or placed it
-                continue
-            numerics = self._live[session_id].numerics if pool == "target" else ""
-            name = choose(self._candidates(pool), avoid, (random.random(), random.random()), numerics)
-            if name is None:
-                return
-            del wants[session_id]
-            self.feed(session_id, placed(name))
+    def _prefix_ready(self, live: _Live, target: str) -> bool:
+        """Lets the others of the request start, once; those that wait for admission hear of it when they begin. False: there is none."""
+        younger, live.younger = live.younger, ()
+        for session_id in younger:
+            if not self._admission.waits(session_id):
+                self.feed(session_id, ev.PrefixReady(target))
+        return bool(younger)
 
-    def _candidates(self, pool: str) -> list[Candidate]:
-        placed = self._placed[pool]
-        return [
-            Candidate(peer.name, placed[peer.name], _load(peer), peer.info.numerics_fingerprint if peer.info is not None else "")
-            for peer in self._pools[pool].values()
-            if peer.connected
-        ]
+    def _place_targets(self) -> None:
+        for session_id, peer in self._targets.place(lambda session_id: self._live[session_id].numerics):
+            self.feed(session_id, ev.TargetPlaced(peer.name))
+
+    def _place_drafts(self) -> None:
+        for session_id, peer in self._drafts.place():
+            assert peer.info is not None  # it is connected
+            self.feed(session_id, ev.DraftPlaced(peer.name, peer.info.max_num_speculative_tokens))
 
     # --- peers speak --------------------------------------------------------------------------------------------------
 
@@ -300,9 +305,9 @@ class Driver:
         log.info("peer up", extra={"pool": peer.dialect.pool, "peer": peer.name})
         if peer.dialect is TARGET:
             self._target_up()
-            self._place("target", self._wants_target)
+            self._place_targets()
         else:
-            self._place("draft", self._wants_draft)
+            self._place_drafts()
 
     def _target_up(self) -> None:
         """What is admitted must fit every target it may come to."""
@@ -334,9 +339,25 @@ class Driver:
             if peer.dialect is TARGET:
                 if live.generation.target == peer.name:
                     self._observe(self.observer.answered, item, time.perf_counter() - live.step_sent, heard)
-                    self.feed(item.session_id, ev.Answered(item))
-            elif live.generation.drafting.name == peer.name and self._sound(item):
-                self.feed(item.session_id, ev.Drafted(item))
+                    self.feed(item.session_id, ev.Answered(self._believed(item)))
+            elif live.generation.drafting.name == peer.name:
+                if not isinstance(item, terms.Proposal) or is_sound(item, self._vocab_size):
+                    self.feed(item.session_id, ev.Drafted(item))
+                else:
+                    self.observer.count("broken", 1)
+
+    @property
+    def _vocab_size(self) -> int:
+        return self._model.vocab_size if self._model is not None else 0
+
+    def _believed(self, answer: terms.Answer) -> terms.Answer:
+        """An answer without what only looks like a proposal."""
+        if not isinstance(answer.outcome, terms.Result) or not answer.outcome.forced:
+            return answer
+        believed = without_foreign_ids(answer.outcome, self._vocab_size)
+        if believed is not answer.outcome:
+            self.observer.count("broken", 1)
+        return replace(answer, outcome=believed)
 
     def _observe(self, record: Callable[..., None], *what: object) -> None:
         """Records once this turn's messages have left: a metric must not stand between a result and the next block."""
@@ -349,29 +370,7 @@ class Driver:
         for record, what in waiting:
             record(*what)
 
-    def _sound(self, said: terms.DraftEvent) -> bool:
-        """Whether a draft's words may be used at all: it is trusted with nothing."""
-        if not isinstance(said, terms.Proposal):
-            return True
-        size = self._model.vocab_size if self._model is not None else 0
-        try:
-            for q in said.distributions:
-                if q is not None:
-                    q.check(size)  # the target checks it too, and would fail the session for it
-            if said.tokens and max(said.tokens) < size:
-                return True
-        except InvalidRequest as error:
-            log.debug("unusable proposal: %s", error)
-        self.observer.count("broken", 1)
-        return False
-
 
 def _identity(info: terms.ModelInfo) -> tuple[object, ...]:
     """What must be equal for an answer to go on elsewhere; numerics may differ, they only cost the bit-for-bit promise."""
     return info.model, info.vocab_size, info.eos_token_ids
-
-
-def _load(peer: Peer) -> float:
-    """What the peer last reported, 0 = idle, 1 = full."""
-    beat = peer.beat
-    return beat.kv_used_tokens / beat.kv_total_tokens if beat is not None and beat.kv_total_tokens else 0.0

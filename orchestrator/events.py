@@ -30,7 +30,9 @@ class Admitted:
     """A request that was validated and let in. Everything is complete: nothing is filled in behind this point.
 
     `tokens` = prompt, then output already delivered elsewhere (a resumed request); `prompt_length` separates the two.
-    `num_speculative_tokens` = block length wanted, 0 = no draft session at all. `window` = longest sequence of the target.
+    `num_speculative_tokens` = block length wanted, 0 = no draft session at all. `max_block` = most proposals a target takes in one Step.
+    `window` = longest sequence of the target. `fork_session_id` = answer 0 of the same request, whose prompt is computed first; empty
+    for answer 0 itself.
     """
 
     session_id: str
@@ -40,13 +42,22 @@ class Admitted:
     seed: int
     window: int
     num_speculative_tokens: int
+    max_block: int
     rejection_method: RejectionMethod = RejectionMethod.COUPLED
     draft_method: DraftMethod = DraftMethod.GUMBEL
     traceparent: str = ""
     priority: int = 0
+    fork_session_id: str = ""
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReady:
+    """Answer 0 has decided something, ended or failed: the others of its request may start. `target` holds the prompt, empty = none."""
+
+    target: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +83,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlaced:
-    """A draft takes the session. Answers PlaceDraft."""
+    """A draft takes the session. Answers PlaceDraft. `max_block` = longest block it can be told of."""
 
     draft: str
+    max_block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +131,19 @@ class ReaderCaughtUp:
     """Go on."""
 
 
-Event = TargetPlaced | TargetLost | Answered | DraftPlaced | DraftLost | Drafted | TimerFired | Cancelled | ReaderBehind | ReaderCaughtUp
+Event = (
+    PrefixReady
+    | TargetPlaced
+    | TargetLost
+    | Answered
+    | DraftPlaced
+    | DraftLost
+    | Drafted
+    | TimerFired
+    | Cancelled
+    | ReaderBehind
+    | ReaderCaughtUp
+)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -127,9 +151,10 @@ Event = TargetPlaced | TargetLost | Answered | DraftPlaced | DraftLost | Drafted
 
 @dataclass(frozen=True, slots=True)
 class PlaceTarget:
-    """Find a target, other than `avoid` if there is one."""
+    """Find a target: `prefer` if it is there, and not `avoid` unless it is the last."""
 
     avoid: str = ""
+    prefer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +191,12 @@ class StopTimer:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Newly decided tokens for the client."""
+    """Newly decided tokens for the client, none when only `prompt_logprobs` (once in an answer, if asked for) are told."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     origins: tuple[Origin, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ repeated or wrong without changing them: a proposal is used where its named pref
 the epoch and round that are open; a target that vanishes is replaced under a higher epoch, from the committed tokens and the seed.
 
 States
+    WAITING     answer 0 of the same request computes the prompt; PrefixReady comes when it has, and at the latest when it is over
     PLACING     no target holds the session; the last PlaceTarget is unanswered, or RETRY will send it
-    CHOOSING    a block was wanted, none fits and nothing like it occurred before: waiting, at most one grace, for the draft
+    CHOOSING    a block was wanted and no source has one (sources.py): waiting, at most one grace, for the draft
     VERIFYING   one Step is outstanding (at most one ever is)
     BACKING_OFF the target had no room; the same Step goes out again when RETRY fires
     HELD        the client reads too slowly; the next round starts when it has caught up
@@ -16,36 +17,37 @@ Rules
 1. A round opens when its Step is built and closes with its result. Repeating a Step (prefix_needed, no_room, expired) keeps the round.
 2. `begin` travels until the epoch's first result: whoever holds a result of this epoch knows the session.
 3. Draft and target are placed independently: losing one never re-opens the other.
-4. Placements that decide nothing are few and ever further apart: neither a target that fails at once nor a request that kills its
-   target may keep either busy. A result forgives all earlier ones, so a long answer may move as often as it has to.
+4. Placements that decide nothing are few and ever further apart (patience.py). A result forgives all earlier ones, so a long answer
+   may move as often as it has to.
 5. The draft hears of every commit, then of the block that follows it; the client's copy goes out behind both.
+6. Log-probabilities of the prompt are asked for until a result has brought them, and never again: they are told once.
 """
 
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 
 from orchestrator import events as ev
+from orchestrator.checks import check_result
 from orchestrator.drafting import DraftSide
 from orchestrator.events import Admitted, Command, Count, StartTimer, StopTimer, Timer, ToTarget
-from orchestrator.lookahead import EMPTY, Block, Lookahead
-from orchestrator.ngram import PromptLookup
-from orchestrator.pacing import block_length
+from orchestrator.lookahead import EMPTY, Block
+from orchestrator.patience import Patience
+from orchestrator.sources import Sources
 from orchestrator.tally import Tally, origins
 from specdec import terms
 from specdec.errors import DeadlineExceeded, InternalFault, ProtocolFault, SpecdecError, Unavailable, fault
 from specdec.hashing import prefix_hash
 from specdec.terms import FinishReason, RejectionMethod, Result, Step
 
-MAX_FRUITLESS = 8  # epochs in a row without a result until a generation gives up
-MAX_REFUSED = 20  # refusals in a row, about half a minute: a target that stops takes no sessions and costs no more than time
-FIRST_PAUSE_MS, LAST_PAUSE_MS = 100.0, 2000.0  # before the third placement in a row that decided nothing, doubling from there
 MAX_RETRY_MS = 10_000  # longest a target's word keeps a session from asking again
 MAX_EXPIRED = 3  # times one round may expire in the target's queue
 OVERDUE_MARGIN_MS = 500.0  # what an answer may take past the deadline it was given
 
 
 class State(enum.Enum):
+    WAITING = "waiting"
     PLACING = "placing"
     CHOOSING = "choosing"
     VERIFYING = "verifying"
@@ -64,20 +66,22 @@ class Generation:
         placement_wait_ms: float = 30_000.0,
         prompt_lookup_min: int = 0,
     ) -> None:
-        self.request, self.state = request, State.PLACING
+        self.request = request
+        self.state = State.WAITING if request.fork_session_id else State.PLACING
         self.committed = list(request.tokens)
-        self.lookahead = Lookahead(self.committed)
-        self._lookup = PromptLookup(prompt_lookup_min if request.num_speculative_tokens else 0, self.committed)
+        self._sources = Sources(request, prompt_lookup_min)
+        self.lookahead = self._sources.lookahead
         self.tally = Tally(request.num_speculative_tokens)
         self._max_grace_ms, self._step_deadline_ms = max_grace_ms, step_deadline_ms
         self._placement_wait_ms = placement_wait_ms
-        # at the target
         self.target, self.epoch, self.round = "", 0, 0
         self._avoid = ""  # who held it last
+        self._fork_session_id = request.fork_session_id
+        self._prompt_told = request.sampling.prompt_logprobs is None
         self._begun = False  # a result of this epoch has arrived
         self._kv_length = 0  # leading committed tokens believed to be in its KV
         self._block, self._outcome = EMPTY, ""  # of the open round
-        self._fruitless = self._refused = self._expired = 0
+        self._expired, self._patience = 0, Patience()
         self.drafting = DraftSide(request)
         self._reader_behind = False
         self._told: list[Command] = []
@@ -86,8 +90,8 @@ class Generation:
 
     def begin(self) -> list[Command]:
         """The first commands. Called once."""
-        self._place_target("")
-        self._tell(*self.drafting.want())
+        if self.state is State.PLACING:
+            self._start("")
         return self._take()
 
     def handle(self, event: ev.Event) -> list[Command]:
@@ -98,6 +102,8 @@ class Generation:
 
     def _apply(self, event: ev.Event) -> None:
         match event:
+            case ev.PrefixReady(target):
+                self._on_prefix_ready(target)
             case ev.Answered(answer):
                 self._on_answered(answer)
             case ev.Drafted(said):
@@ -108,8 +114,8 @@ class Generation:
                 self._on_target_placed(target)
             case ev.TargetLost():
                 self._on_target_lost()
-            case ev.DraftPlaced(draft):
-                self._on_draft_placed(draft)
+            case ev.DraftPlaced():
+                self._tell(*self.drafting.placed(event, self.committed, self.lookahead, self._in_flight()))
             case ev.DraftLost():
                 self._on_draft_lost()
             case ev.Cancelled():
@@ -133,13 +139,22 @@ class Generation:
 
     # --- placement ----------------------------------------------------------------------------------------------------
 
-    def _place_target(self, avoid: str) -> None:
+    def _on_prefix_ready(self, target: str) -> None:
+        if self.state is State.WAITING:
+            if not target:
+                self._fork_session_id = ""
+            self._start(target)
+
+    def _start(self, prefer: str) -> None:
+        self._place_target("", prefer)
+        self._tell(*self.drafting.want())
+
+    def _place_target(self, avoid: str, prefer: str = "") -> None:
         self.state, self.target, self._avoid = State.PLACING, "", avoid
-        if (tries := self._fruitless + self._refused) > 1:
-            pause_ms = min(LAST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** (tries - 2))
+        if pause_ms := self._patience.pause_ms:
             self._tell(StartTimer(Timer.RETRY, pause_ms))
         else:
-            self._tell(ev.PlaceTarget(avoid))
+            self._tell(ev.PlaceTarget(avoid, prefer))
         self._tell(StartTimer(Timer.PLACEMENT, self._placement_wait_ms))
 
     def _on_target_placed(self, target: str) -> None:
@@ -150,22 +165,21 @@ class Generation:
         self._new_epoch(self.epoch + 1)
 
     def _new_epoch(self, epoch: int) -> None:
-        self._fruitless += 1
-        if self._fruitless > MAX_FRUITLESS:
-            self._fail(InternalFault(f"the session had to be started {self._fruitless} times without a result"))
-            return
+        if not self._patience.epoch():
+            return self._fail(InternalFault(f"the session had to be started {self._patience.fruitless} times without a result"))
         self.epoch, self.round, self._begun, self._kv_length = epoch, 0, False, 0
-        self._open_round(self.lookahead.block(self._room()), "prefill")
+        self._open_round(self._sources.ready()[0], "prefill")
 
     def _on_target_lost(self) -> None:
-        if self.state is State.PLACING:
+        if not self.target:
             return
         self.tally.replacements += 1
         lost = self.target
         self._tell(StopTimer(Timer.STEP), StopTimer(Timer.RETRY), StopTimer(Timer.GRACE), Count("replaced"))
-        if self._fruitless >= MAX_FRUITLESS:
+        if self._patience.used_up:
             self.target = ""
-            self._fail(Unavailable(f"{self._fruitless} targets in a row were lost before they decided anything; {self._resume_hint}"))
+            epochs = self._patience.fruitless
+            self._fail(Unavailable(f"{epochs} targets in a row were lost before they decided anything; {self._resume_hint}"))
             return
         self._place_target(lost)
 
@@ -178,9 +192,6 @@ class Generation:
     def _in_flight(self) -> Block | None:
         """The block of the open round."""
         return self._block if self.state in (State.VERIFYING, State.BACKING_OFF) else None
-
-    def _on_draft_placed(self, draft: str) -> None:
-        self._tell(*self.drafting.placed(draft, self.committed, self.lookahead, self._in_flight()))
 
     def _on_draft_lost(self) -> None:
         self._tell(*self.drafting.lost())
@@ -205,7 +216,7 @@ class Generation:
         else:
             self._tell(Count("stale", len(proposal.tokens)))
         if self.state is State.CHOOSING:
-            block = self.lookahead.block(self._room())
+            block, _ = self._sources.ready()
             if block.tokens:
                 self._tell(StopTimer(Timer.GRACE))
                 self._open_round(block, "late")
@@ -217,26 +228,11 @@ class Generation:
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
-    def _room(self) -> int:
-        """Proposals worth verifying now."""
-        r, committed = self.request, len(self.committed)
-        most = r.sampling.max_tokens or r.window
-        return block_length(r.num_speculative_tokens, decided=self.decided, max_tokens=most, committed=committed, window=r.window)
-
     def _next_round(self) -> None:
         if self._reader_behind:
             self.state = State.HELD
-            return
-        room = self._room()
-        block = self.lookahead.block(room)
-        if block.tokens:
-            self._open_round(block, "hit")
-        elif self.request.num_speculative_tokens == 0:
-            self._open_round(EMPTY, "off")
-        elif room == 0:
-            self._open_round(EMPTY, "tail")
-        elif guess := self._lookup.propose(room):  # nothing is as fast as not waiting
-            self._open_round(Block(guess, (None,) * len(guess)), "ngram")
+        elif choice := self._sources.choose():
+            self._open_round(*choice)
         elif not self.drafting.name:
             self._open_round(EMPTY, "no_draft")
         elif wait_ms := self.drafting.grace_ms(self._max_grace_ms):
@@ -250,21 +246,27 @@ class Generation:
         self._block, self._outcome, self._expired = block, outcome, 0
         self.tally.opened(outcome)
         self._send_step()
-        self._tell(*self.drafting.sent(self.lookahead, block, own=outcome != "ngram"))
+        if not block.own:
+            self.lookahead.assume(block.tokens)
+        self._tell(*self.drafting.sent(self.lookahead, block))
 
-    def _send_step(self) -> None:
-        r, block = self.request, self._block
-        base = self._kv_length
-        base_hash = self.lookahead.hash_at(base)
-        begin = terms.Begin(
+    def _begin(self) -> terms.Begin:
+        r = self.request
+        return terms.Begin(
             prompt_length=r.prompt_length,
-            sampling=r.sampling,
+            sampling=replace(r.sampling, prompt_logprobs=None) if self._prompt_told else r.sampling,
             seed=r.seed,
             rejection_method=r.rejection_method,
             draft_method=r.draft_method,
             traceparent=r.traceparent,
             priority=r.priority,
+            fork_session_id=self._fork_session_id,
         )
+
+    def _send_step(self) -> None:
+        r, block = self.request, self._block
+        base = self._kv_length
+        base_hash = self.lookahead.hash_at(base)
         step = Step(
             session_id=r.session_id,
             epoch=self.epoch,
@@ -275,7 +277,7 @@ class Generation:
             num_proposed=len(block.tokens),
             remaining_ms=self._step_deadline_ms,
             distributions=block.distributions if r.rejection_method is RejectionMethod.STANDARD else (),
-            begin=None if self._begun else begin,
+            begin=None if self._begun else self._begin(),
         )
         self.state = State.VERIFYING
         self._tell(ToTarget(self.target, step), StartTimer(Timer.STEP, self._step_deadline_ms + OVERDUE_MARGIN_MS))
@@ -321,33 +323,30 @@ class Generation:
         error = fault(failed.code, failed.message)
         if not isinstance(error, Unavailable):
             self._fail(error)
-        elif self._refused >= MAX_REFUSED:
-            self._fail(Unavailable(f"{error}; {self._resume_hint}"))
-        else:
-            self._fruitless, self._refused = self._fruitless - 1, self._refused + 1
+        elif self._patience.refused():
             self._leave_target()
+        else:
+            self._fail(Unavailable(f"{error}; {self._resume_hint}"))
 
     def _on_result(self, result: Result) -> None:
-        before = self.lookahead.length
-        if result.prefix_length != before or result.num_accepted > min(len(result.tokens), len(self._block.tokens)):
-            self._fail(ProtocolFault(f"a result after {result.prefix_length} tokens came for a session of {before}"))
-            return
-        if not result.tokens and result.finish is None:
-            self._fail(ProtocolFault("the target decided nothing"))
-            return
-        self._begun, self._fruitless, self._refused = True, 0, 0
+        before, entries = self.lookahead.length, 0 if self._prompt_told else self.request.prompt_length - 1
+        try:
+            check_result(result, committed=before, block=len(self._block.tokens), prompt_entries=entries)
+        except ProtocolFault as broken:
+            return self._fail(broken)
+        self._begun = self._prompt_told = True
+        self._patience.decided()
         self._tell(StopTimer(Timer.STEP))
         self.tally.decided(result)
-        news: list[Command] = [ev.Deliver(result.tokens, result.logprobs, origins(result))] if result.tokens else []
-        news.append(ev.Observe(self._outcome, result.num_verified, result.num_accepted, len(result.tokens)))
+        news: list[Command] = [ev.Observe(self._outcome, result.num_verified, result.num_accepted, len(result.tokens))]
+        if result.tokens or result.prompt_logprobs:
+            news.insert(0, ev.Deliver(result.tokens, result.logprobs, origins(result), result.prompt_logprobs))
         if result.finish is not None:
             self._tell(*news)
-            self._finish(result.finish, result.stop_token_id)
-            return
+            return self._finish(result.finish, result.stop_token_id)
         before_hash = self.lookahead.hash
         self.committed += result.tokens
-        self._lookup.extend(result.tokens)
-        self.lookahead.commit(result.tokens)
+        self._sources.commit(result.tokens, result.forced)
         self._kv_length = min(result.kv_length_after, len(self.committed) - 1)
         self._tell(*self.drafting.committed(before, before_hash, result.tokens, self.lookahead))
         self._next_round()

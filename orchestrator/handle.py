@@ -1,9 +1,9 @@
-"""One answer on its way to a front: what was decided and not yet fetched, and how it ended."""
+"""The answers of one request on their way to a front: what was decided and not yet fetched, and how each ended."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from orchestrator import events as ev
@@ -12,66 +12,33 @@ from orchestrator.tally import Tally
 from specdec import terms
 from specdec.errors import SpecdecError
 
-MAX_UNDELIVERED = 512  # decided tokens that may wait for a client before its generation is held
+MAX_UNDELIVERED = 512  # decided tokens of an answer that may wait for a client before its generation is held
 
 
 class Feed(Protocol):
     def feed(self, session_id: str, event: ev.Event | None) -> None: ...
 
 
-class Handle:
-    """Iterate over it, or cancel it. Events that wait together come out as one.
+class Undelivered:
+    """Of one answer. At most MAX_UNDELIVERED tokens and one round wait: beyond, the generation is told that its reader is behind, and
+    once the reader has taken them, that it caught up; always in pairs. `wake` is set whenever there is something to take."""
 
-    At most MAX_UNDELIVERED tokens and one round wait: beyond, the generation is told that its reader is behind, and once the reader
-    has taken them, that it caught up; always in pairs.
-    """
-
-    def __init__(self, driver: Feed, session_id: str, tally: Tally) -> None:
-        self.session_id = session_id
-        self._driver, self._tally = driver, tally
+    def __init__(self, driver: Feed, session_id: str, tally: Tally, wake: asyncio.Event) -> None:
+        self.session_id, self.tally = session_id, tally
+        self.over = False  # nothing more will be taken
+        self._driver, self._wake = driver, wake
         self._tokens: list[int] = []
         self._logprobs: list[terms.TokenLogprobs] = []
         self._origins: list[terms.Origin] = []
+        self._prompt_logprobs: tuple[terms.TokenLogprobs, ...] = ()
         self._end: Ended | SpecdecError | None = None
-        self._wake = asyncio.Event()
         self._behind = False
-
-    def cancel(self) -> None:
-        """Frees both pools. Harmless after the end."""
-        self._driver.feed(self.session_id, ev.Cancelled())
-
-    def stop_here(self) -> GenerationStats:
-        """The client has all it wants (a stop string was completed): frees both pools and returns the counts. Undelivered tokens are
-        among the decided ones."""
-        stats = self._tally.stats()
-        self.cancel()
-        return stats
-
-    async def __aiter__(self) -> AsyncIterator[TokensDecided | Ended]:
-        """Ends after `Ended`; raises SpecdecError when the answer cannot go on, after everything that was decided."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._tokens:
-                yield self._take()
-            if isinstance(self._end, SpecdecError):
-                raise self._end
-            if self._end is not None:
-                yield self._end
-                return
-
-    def _take(self) -> TokensDecided:
-        taken = TokensDecided(tuple(self._tokens), tuple(self._logprobs), tuple(self._origins))
-        self._tokens, self._logprobs, self._origins = [], [], []
-        if self._behind:
-            self._behind = False
-            self._driver.feed(self.session_id, ev.ReaderCaughtUp())
-        return taken
 
     def deliver(self, decided: ev.Deliver) -> None:
         self._tokens += decided.tokens
         self._logprobs += decided.logprobs
         self._origins += decided.origins
+        self._prompt_logprobs += decided.prompt_logprobs
         self._wake.set()
         if len(self._tokens) > MAX_UNDELIVERED and not self._behind:
             self._behind = True
@@ -82,3 +49,60 @@ class Handle:
         if self._end is None:
             self._end = how
         self._wake.set()
+
+    def take(self) -> TokensDecided | Ended | SpecdecError | None:
+        """All tokens that wait, as one event; behind the last of them the end; None when there is neither."""
+        if self._tokens or self._prompt_logprobs:
+            return self._take_tokens()
+        self.over = self._end is not None
+        return self._end
+
+    def _take_tokens(self) -> TokensDecided:
+        taken = TokensDecided(tuple(self._tokens), tuple(self._logprobs), tuple(self._origins), self._prompt_logprobs)
+        self._tokens, self._logprobs, self._origins, self._prompt_logprobs = [], [], [], ()
+        if self._end is not None:
+            self._wake.set()
+        if self._behind:
+            self._behind = False
+            self._driver.feed(self.session_id, ev.ReaderCaughtUp())
+        return taken
+
+    def cancel(self) -> None:
+        self._driver.feed(self.session_id, ev.Cancelled())
+
+
+class Handle:
+    """Iterate over it, or cancel it: events of all answers, each with its answer's index, those of one answer in order. What waits
+    together comes out as one."""
+
+    def __init__(self, answers: Sequence[Undelivered], wake: asyncio.Event) -> None:
+        self._answers, self._wake = answers, wake
+
+    def cancel(self) -> None:
+        """Frees both pools. Harmless after the end."""
+        for answer in reversed(self._answers):  # who waits for answer 0 must not start when it goes
+            answer.cancel()
+
+    def stop_here(self, index: int) -> GenerationStats:
+        """The client has all it wants of this answer (a stop string was completed): frees both pools and returns the counts. Undelivered
+        tokens are among the decided ones; no further event of this answer comes."""
+        answer = self._answers[index]
+        answer.over = True
+        stats = answer.tally.stats()
+        answer.cancel()
+        return stats
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, TokensDecided | Ended]]:
+        """Ends after the last answer's `Ended`; raises SpecdecError when one cannot go on, after everything that was decided."""
+        failure: SpecdecError | None = None
+        while failure is None and not all(answer.over for answer in self._answers):
+            await self._wake.wait()
+            self._wake.clear()
+            for index, answer in enumerate(self._answers):
+                event = None if answer.over else answer.take()
+                if isinstance(event, SpecdecError):
+                    failure = failure or event
+                elif event is not None:
+                    yield index, event
+        if failure is not None:
+            raise failure

@@ -1,7 +1,8 @@
 """The lookahead: a tree of proposals that continues the committed tokens. Pure; knows no session, draft or clock.
 
 Rules
-1. The root is the end of the committed tokens; every other node is one proposed token, reached by one exact prefix.
+1. The root is the end of the committed tokens; every other node is one proposed token, reached by one exact prefix. A block from
+   another source is among them while it is in flight, since the draft goes on behind it.
 2. A proposal names the prefix it continues by length and hash. It joins where that prefix ends: at a node, at the root, or at a
    recent committed position, where its tokens must first repeat what was committed since. Anything else is stale and dropped:
    late, reordered or corrupt proposals cannot reach a target.
@@ -30,12 +31,12 @@ class _Node:
 
 
 class Block:
-    """A chain to verify: tokens and, under the standard method, what each was drawn from."""
+    """A chain to verify: tokens and, under the standard method, what each was drawn from. `own` = the draft knows it, it proposed it."""
 
-    __slots__ = ("distributions", "tokens")
+    __slots__ = ("distributions", "own", "tokens")
 
-    def __init__(self, tokens: tuple[int, ...], distributions: tuple[DraftDistribution | None, ...]) -> None:
-        self.tokens, self.distributions = tokens, distributions
+    def __init__(self, tokens: tuple[int, ...], distributions: tuple[DraftDistribution | None, ...], own: bool = True) -> None:
+        self.tokens, self.distributions, self.own = tokens, distributions, own
 
 
 EMPTY = Block((), ())
@@ -82,17 +83,32 @@ class Lookahead:
         for i in range(skip, len(tokens)):
             child = node.children.get(tokens[i])
             if child is None:
-                if self.nodes >= MAX_NODES:
-                    break
                 distribution = proposal.distributions[i] if i < len(proposal.distributions) else None
                 confidence = proposal.confidences[i] if i < len(proposal.confidences) else 0.0
-                child = _Node(tokens[i], node.hash.copy().extend((tokens[i],)), distribution, confidence)
-                node.children[tokens[i]] = child
-                self._index[(child.hash.length, child.hash.value)] = child
-                self.nodes += 1
+                child = self._grow(node, tokens[i], distribution, confidence)
+                if child is None:
+                    break
                 added += 1
             node = child
         return added
+
+    def assume(self, block: Sequence[int]) -> None:
+        """A block that the draft did not propose is in flight: what it proposes behind it has a place."""
+        node = self._root
+        for token in block:
+            child = node.children.get(token) or self._grow(node, token, None, 0.0)
+            if child is None:
+                return
+            node = child
+
+    def _grow(self, node: _Node, token: int, distribution: DraftDistribution | None, confidence: float) -> _Node | None:
+        """A new node below `node`; None when there are too many."""
+        if self.nodes >= MAX_NODES:
+            return None
+        child = node.children[token] = _Node(token, node.hash.copy().extend((token,)), distribution, confidence)
+        self._index[(child.hash.length, child.hash.value)] = child
+        self.nodes += 1
+        return child
 
     def block(self, num_tokens: int) -> Block:
         """The first-arrived chain below the root, at most `num_tokens` long; EMPTY on a miss."""

@@ -46,11 +46,13 @@ class GenerationStats:
 
 @dataclass(frozen=True, slots=True)
 class TokensDecided:
-    """Newly decided tokens, in order. `logprobs` holds one per token, or none at all when none were asked for."""
+    """Newly decided tokens, in order. `logprobs` holds one per token, or none at all when none were asked for. `prompt_logprobs`: one per
+    prompt token from the second on, once in an answer that was asked for them; there may be no tokens beside them."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     origins: tuple[Origin, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,16 @@ class Candidate:
     numerics: str = ""
 
 
-def choose(candidates: Sequence[Candidate], avoid: str, random: tuple[float, float], numerics: str = "") -> str | None:
+def choose(candidates: Sequence[Candidate], avoid: str, random: tuple[float, float], numerics: str = "", prefer: str = "") -> str | None:
     """The replica to use, None when there is none. `avoid` is taken only when it is the last one; replicas of other `numerics` than the
-    session began with only when there is no equal one to take. random in [0, 1)."""
+    session began with only when there is no equal one to take; `prefer`, which holds part of the session's work, before all others that
+    are left, whatever their load. random in [0, 1)."""
     fit = [c for c in candidates if c.name != avoid] or list(candidates)
     fit = [c for c in fit if c.numerics == numerics] or fit
     if not fit:
         return None
+    if any(c.name == prefer for c in fit):
+        return prefer
     first = fit[int(random[0] * len(fit))]
     second = fit[int(random[1] * len(fit))]
     return min(first, second, key=lambda c: (c.load, c.sessions)).name

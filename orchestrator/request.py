@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 
 from orchestrator.events import Admitted
 from specdec.errors import InvalidRequest, NotFound
+from specdec.seeds import answer_seed
 from specdec.terms import DraftMethod, ModelInfo, RejectionMethod, SamplingParams
+
+MAX_PROMPT_LOGPROBS = 200_000  # log-probabilities of prompt tokens in one answer: tokens * (1 + alternatives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Request:
     num_speculative_tokens: int | None = None
     output_ids: tuple[int, ...] = ()
     seed: int | None = None
+    n: int = 1
     priority: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -79,7 +83,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int, eos_ids: Sequence[
 def admit(
     request: Request, prompt: Sequence[int], info: ModelInfo, *, session_id: str, seed: int, num_speculative_tokens: int, traceparent: str
 ) -> Admitted:
-    """Completes a request for the target described by `info`.
+    """Completes a request for the target described by `info`: its answer 0, `others` makes the rest.
 
     `prompt` = its ids; `seed` and `num_speculative_tokens` = what holds where the request leaves them open. `max_tokens` becomes the
     smaller of what was asked for and what the window leaves; 0 = the answer is complete already. Raises InvalidRequest and NotFound.
@@ -97,6 +101,7 @@ def admit(
     max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
     if sampling.min_tokens > max_tokens:
         raise InvalidRequest("sampling.min_tokens", f"the window leaves {max_tokens} tokens")
+    _check_prompt_logprobs(sampling, len(prompt), info)
     most = info.max_num_speculative_tokens
     asked = request.num_speculative_tokens
     if asked is not None and asked > most:
@@ -109,10 +114,35 @@ def admit(
         seed=seed if request.seed is None else request.seed,
         window=info.max_model_len,
         num_speculative_tokens=min(most, num_speculative_tokens) if asked is None else asked,
+        max_block=most,
         rejection_method=request.rejection_method,
         draft_method=request.draft_method,
         traceparent=traceparent,
         priority=request.priority,
+    )
+
+
+def _check_prompt_logprobs(sampling: SamplingParams, prompt_tokens: int, info: ModelInfo) -> None:
+    if sampling.prompt_logprobs is None:
+        return
+    if prompt_tokens * (1 + sampling.prompt_logprobs) > MAX_PROMPT_LOGPROBS:
+        asked = f"{prompt_tokens} tokens with {1 + sampling.prompt_logprobs} entries each"
+        raise InvalidRequest("sampling.prompt_logprobs", f"{asked} are more than {MAX_PROMPT_LOGPROBS} (MAX_PROMPT_LOGPROBS)")
+    if prompt_tokens == info.max_model_len:
+        raise InvalidRequest("sampling.prompt_logprobs", f"leave room for one token behind the prompt (window {info.max_model_len})")
+
+
+def others(first: Admitted, session_ids: Sequence[str]) -> tuple[Admitted, ...]:
+    """Answers 1, 2, ... of the request whose answer 0 is `first`. Log-probabilities of the prompt come with answer 0 alone."""
+    return tuple(
+        replace(
+            first,
+            session_id=session_id,
+            seed=answer_seed(first.seed, index),
+            sampling=replace(first.sampling, prompt_logprobs=None),
+            fork_session_id=first.session_id,
+        )
+        for index, session_id in enumerate(session_ids, 1)
     )
 
 

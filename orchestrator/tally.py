@@ -3,11 +3,12 @@
 A round's outcome is one of
     hit       a fitting lookahead token was there when the commit before was processed
     late      one came within the grace
+    forced    a grammar left no choice: the ids it forces were proposed, beyond what the lookahead had
     ngram     none was there, and the newest tokens had occurred before: what followed them then was proposed
     miss      none came in time
     no_draft  speculation was wanted and no draft held the session
     prefill   the first round on a target, tail: no room for a proposal, off: block length 0
-The first five are the rounds that wanted speculation.
+The first six are the rounds that wanted speculation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from orchestrator.output import GenerationStats
 from specdec.terms import Origin, Result
 
-WANTED = frozenset({"hit", "late", "ngram", "miss", "no_draft"})
+WANTED = frozenset({"hit", "late", "forced", "ngram", "miss", "no_draft"})
 
 
 class Tally:
@@ -36,6 +37,8 @@ class Tally:
             self.drafted += result.num_verified
             self.accepted += result.num_accepted
             self.spec_tokens += len(result.tokens)
+            longer = result.num_accepted + 1 - len(self._histogram)  # forced ids may be more than a block
+            self._histogram += [0] * longer
             self._histogram[result.num_accepted] += 1
 
     def stats(self) -> GenerationStats:

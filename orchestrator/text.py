@@ -13,11 +13,12 @@ from typing import Any
 from orchestrator.detokenise import DecoderPlan, IncrementalDecoder
 from orchestrator.template import RESERVED, load_template
 from specdec.errors import InvalidRequest
+from specdec.grammar import GrammarCompiler
 from specdec.vocabulary import describe, load_tokenizer
 
 
 class TextModel:
-    """The tokenizer, the chat template and the vocabulary of a model folder. Immutable; one per process.
+    """The tokenizer, the chat template, the vocabulary and the grammars over it of a model folder. Immutable; one per process.
 
     tokenizer.json alone says which special tokens surround raw text; `add_bos_token` beside it is ignored, as in transformers 5.
 
@@ -30,6 +31,7 @@ class TextModel:
         self._plan = DecoderPlan(self._tokenizer)
         self._template = load_template(folder)
         self.vocabulary = describe(self._tokenizer, folder)
+        self.grammars = GrammarCompiler(self._tokenizer)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         # The batch call leaves out offsets, a third of the time, and lets go of the interpreter lock while it works.

@@ -1,13 +1,13 @@
 """The core of the orchestrator as a script: what a front sees of it, without targets, drafts or a network.
 
-`ScriptedBackend` answers every request with the same steps: events to hand on, seconds to wait, an error to raise, or WAIT_FOR_EVER.
-It keeps what it was asked and what became of it.
+`ScriptedBackend` answers every request with the same steps: events to hand on, seconds to wait, an error to raise, or WAIT_FOR_EVER; an
+answer may have `other` steps than answer 0. It keeps what it was asked and what became of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.events import Admitted
@@ -48,39 +48,55 @@ def model_info(vocab_size: int = 1000, window: int = 64, **other: object) -> Mod
 
 @dataclass
 class ScriptedRunning:
-    admitted: Admitted
+    answers: tuple[Admitted, ...]
     request_id: str
-    steps: Sequence[Step]
+    steps: tuple[Sequence[Step], ...]  # of each answer
     backend: ScriptedBackend
     cancelled: int = 0
     stopped_here: int = 0
     given: int = 0  # tokens handed to the front
-    decided: int = 0
 
-    async def __aiter__(self) -> AsyncIterator[GenerationEvent]:
-        for step in self.steps:
+    @property
+    def admitted(self) -> Admitted:
+        """Answer 0."""
+        return self.answers[0]
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
+        """One step of each answer in turn; an answer that waits lets the others go on."""
+        self._due = dict.fromkeys(range(len(self.answers)), 0.0)
+        walks = [iter(steps) for steps in self.steps]
+        now = 0.0
+        while self._due:
+            index = min(self._due, key=lambda i: (self._due[i], i))
+            if (wait := self._due[index] - now) > 0:
+                await asyncio.sleep(wait)
+                now += wait
+            step = next(walks[index], None)
             if isinstance(step, float):
-                await asyncio.sleep(step)
+                self._due[index] = now + step
             elif isinstance(step, SpecdecError):
                 raise step
+            elif step is None:
+                self._due.pop(index, None)
             else:
                 if isinstance(step, TokensDecided):
                     self.given += len(step.tokens)
-                yield step
+                yield index, step
 
     def cancel(self) -> None:
         self.cancelled += 1
         self.backend.live.pop(self.request_id, None)
 
-    def stop_here(self) -> GenerationStats:
+    def stop_here(self, index: int) -> GenerationStats:
         self.stopped_here += 1
-        self.cancel()
-        return GenerationStats(decided=sum(len(step.tokens) for step in self.steps if isinstance(step, TokensDecided)))
+        self._due.pop(index, None)
+        return GenerationStats(decided=sum(len(step.tokens) for step in self.steps[index] if isinstance(step, TokensDecided)))
 
 
 @dataclass
 class ScriptedBackend:
     steps: Sequence[Step] = ()
+    other: Mapping[int, Sequence[Step]] = field(default_factory=dict)
     info: ModelInfo | None = field(default_factory=model_info)
     refuse: SpecdecError | None = None
     draft_available: bool = True
@@ -92,12 +108,13 @@ class ScriptedBackend:
             raise Unavailable("no target is connected")
         return self.info
 
-    def start(self, request: Admitted, request_id: str) -> ScriptedRunning:
+    def start(self, answers: Sequence[Admitted], request_id: str) -> ScriptedRunning:
         if self.refuse is not None:
             raise self.refuse
         if request_id in self.live:
             raise AlreadyExists(f"request_id: {request_id}")
-        running = ScriptedRunning(request, request_id, self.steps, self)
+        steps = tuple(self.other.get(index, self.steps) for index in range(len(answers)))
+        running = ScriptedRunning(tuple(answers), request_id, steps, self)
         self.live[request_id] = running
         self.started.append(running)
         return running

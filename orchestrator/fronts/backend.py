@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from orchestrator.events import Admitted
@@ -11,16 +11,16 @@ from specdec.terms import ModelInfo
 
 
 class Running(Protocol):
-    """One generation on its way. Events that wait for a slow reader come out as one; `Ended` is the last. Raises SpecdecError when the
-    generation cannot go on."""
+    """The answers of one request on their way: events with the index of their answer. Those of one answer that wait for a slow reader
+    come out as one; its `Ended` is its last. Raises SpecdecError when an answer cannot go on."""
 
-    def __aiter__(self) -> AsyncIterator[GenerationEvent]: ...
+    def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]: ...
 
     def cancel(self) -> None:
-        """Frees both pools. Harmless at any time, also after the end."""
+        """Frees both pools of all answers. Harmless at any time, also after the end."""
 
-    def stop_here(self) -> GenerationStats:
-        """Like cancel, for an answer that a stop string ended; returns the counts so far, undelivered tokens included."""
+    def stop_here(self, index: int) -> GenerationStats:
+        """Like cancel, for one answer, which a stop string ended; returns the counts so far, undelivered tokens included."""
 
 
 class Backend(Protocol):
@@ -30,5 +30,5 @@ class Backend(Protocol):
     async def model_info(self) -> ModelInfo:
         """The target's model; waits a while for a first target. Raises Unavailable."""
 
-    def start(self, request: Admitted, request_id: str) -> Running:
-        """Raises Overloaded, AlreadyExists or Unavailable."""
+    def start(self, answers: Sequence[Admitted], request_id: str) -> Running:
+        """The answers of one request, all or none. Raises Overloaded, AlreadyExists or Unavailable."""

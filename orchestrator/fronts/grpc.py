@@ -1,37 +1,29 @@
 """specdec.v1.GenerationService: what clients of every language call. Converts, calls, converts.
 
-One answer is one call: a first message, deltas, one last message, then the status. An error is the status alone, after the text that
-was held back. Writing waits for the client (the generation is held when too much waits), and a client that goes away cancels the call,
-which frees both pools.
+One request is one call: what its answers say (relay.py), then the status. An error is the status alone, after the text that was held
+back. A client that goes away cancels the call, which frees both pools.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
-import grpc.aio
-
-from orchestrator.answer import AnswerStream, Delta, Finished
 from orchestrator.events import Admitted
-from orchestrator.fronts import responses
-from orchestrator.fronts.backend import Backend, Running
+from orchestrator.fronts.backend import Backend
 from orchestrator.fronts.meters import Meters, RequestMeter
+from orchestrator.fronts.relay import Context, Relay
 from orchestrator.fronts.requests import MAX_DETOKENIZE_IDS, Defaults, parse, text_or_chat
-from orchestrator.fronts.textwork import TextWork, encode, prepare
+from orchestrator.fronts.textwork import Prepared, TextWork, encode, prepare
 from orchestrator.output import Ended, GenerationStats
-from orchestrator.request import admit, check_ids, is_complete
+from orchestrator.request import admit, check_ids, is_complete, others
 from orchestrator.text import TextModel
 from specdec import wire
-from specdec.errors import InternalFault, SpecdecError
 from specdec.runtime.trace import current_traceparent
-from specdec.terms import FinishReason, ModelInfo
+from specdec.terms import FinishReason
 from specdec.v1 import generation_pb2 as pb
 from specdec.v1 import generation_pb2_grpc
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -55,28 +47,29 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _generate(self, message: pb.GenerateRequest, context: Context, meter: RequestMeter) -> None:
         vocabulary = self._text.vocabulary
         request = parse(message, self._defaults, vocabulary.size, vocabulary.eos_ids)
-        prompt, answer = await self._work.run(partial(prepare, self._text, request))
+        prepared = await self._work.run(partial(prepare, self._text, request))
         info = await self._backend.model_info()
-        request_id = request.request_id or secrets.token_hex(16)
-        admitted = admit(
+        first = admit(
             request,
-            prompt,
+            prepared.prompt,
             info,
             session_id=secrets.token_hex(8),
             seed=secrets.randbits(64),
             num_speculative_tokens=self._defaults.num_speculative_tokens,
             traceparent=meter.span.traceparent,
         )
-        started = responses.started(admitted, request_id, info)
-        if (complete := _complete(answer, admitted)) is not None:
-            await context.write(started)
-            await _last(context, *complete, admitted, info)
+        answers = (first, *others(first, [secrets.token_hex(8) for _ in range(request.n - 1)]))
+        request_id = request.request_id or secrets.token_hex(16)
+        relay = Relay(context, meter, info, answers, prepared.streams)
+        if (complete := _complete(prepared, first)) is not None:
+            await relay.begin(request_id)
+            await relay.end(complete)
             return
-        running = self._backend.start(admitted, request_id)
+        running = self._backend.start(answers, request_id)
         try:
             meter.admitted()
-            await context.write(started)
-            await _last(context, *await _relay(running, answer, context, meter), admitted, info)
+            await relay.begin(request_id)
+            await relay.follow(running)
         finally:
             running.cancel()
 
@@ -99,39 +92,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return pb.DetokenizeResponse(text=await self._work.run(partial(self._text.decode, ids, request.skip_special_tokens)))
 
 
-def _complete(answer: AnswerStream, admitted: Admitted) -> tuple[Delta, Finished] | None:
-    """The end of an answer that needs no target: a resumed one that had only its last message to come, or a prompt as long as the
-    window."""
-    if answer.stopped is not None:
-        return answer.finish(GenerationStats())
+def _complete(prepared: Prepared, admitted: Admitted) -> Ended | GenerationStats | None:
+    """How answers end that need no target: a resumed one that had only its last message to come, a sentence that the grammar lets nothing
+    follow, a prompt as long as the window. Log-probabilities of the prompt are not told again: they came with the first delta."""
+    if prepared.streams[0].stopped is not None:
+        return GenerationStats()
+    if prepared.is_sentence:
+        return Ended(FinishReason.STOP, None, GenerationStats())
     if is_complete(admitted):
-        return answer.finish(Ended(FinishReason.LENGTH, None, GenerationStats()))
+        return Ended(FinishReason.LENGTH, None, GenerationStats())
     return None
-
-
-async def _relay(running: Running, answer: AnswerStream, context: Context, meter: RequestMeter) -> tuple[Delta, Finished]:
-    """Passes deltas on until the answer ends; returns what the last messages say."""
-    events = aiter(running)
-    try:
-        async for event in events:
-            if isinstance(event, Ended):
-                return answer.finish(event)
-            piece = answer.tokens(event)
-            meter.tokens(len(piece.token_ids))
-            await context.write(responses.delta(piece))
-            if answer.stopped is not None:
-                return answer.finish(running.stop_here())
-    except SpecdecError:
-        if text := answer.flush():
-            await context.write(responses.delta(Delta(text=text)))
-        raise
-    finally:
-        if isinstance(events, AsyncGenerator):
-            await events.aclose()
-    raise InternalFault("the generation broke off without an end")
-
-
-async def _last(context: Context, rest: Delta, finished: Finished, admitted: Admitted, info: ModelInfo) -> None:
-    if rest.text:
-        await context.write(responses.delta(rest))
-    await context.write(responses.finished(finished, admitted, info))

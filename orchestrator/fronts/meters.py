@@ -1,7 +1,7 @@
 """What is measured of a request at the door: duration, time to the first token, time per token after it, refusals.
 
-Tokens that arrive together share the time since the tokens before them, so the mean is the time per token, whatever the block length,
-and the count is the tokens after the first.
+Tokens that arrive together share the time since the tokens of the same answer before them, so the mean is the time per token, whatever
+the block length, and the count is the tokens after each answer's first. The time to the first token is the request's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RequestMeter:
         self._meters = meters
         self._labels = {**GEN_AI_LABELS, OPERATION: operation}
         self._began = meters.clock()
-        self._last: float | None = None  # when tokens arrived the last time
+        self._last: dict[int, float] = {}  # answer -> when tokens of it arrived the last time
         self._admitted = False
         self.span: Span = meters.telemetry.span(f"{operation} specdec", traceparent, kind="server")
 
@@ -45,19 +45,21 @@ class RequestMeter:
         """From here on an error is a failure, not a refusal."""
         self._admitted = True
 
-    def tokens(self, count: int) -> None:
-        """So many tokens are on their way to the client."""
+    def tokens(self, count: int, index: int = 0) -> None:
+        """So many tokens of an answer are on their way to the client."""
         if not count:
             return
         now = self._meters.clock()
-        if self._last is None:
+        if not self._last:
             self._meters.to_first.record(now - self._began, self._labels)
-            share, count = 0.0, count - 1
+        share = 0.0
+        if index in self._last:
+            share = (now - self._last[index]) / count
         else:
-            share = (now - self._last) / count
+            count -= 1
         for _ in range(count):
             self._meters.per_token.record(share, self._labels)
-        self._last = now
+        self._last[index] = now
 
     def __enter__(self) -> RequestMeter:
         return self

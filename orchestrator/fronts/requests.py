@@ -22,6 +22,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 512  # of one stop string
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024  # entries
+MAX_N = 16  # answers of one request
 MAX_DETOKENIZE_IDS = 1 << 17
 
 
@@ -50,6 +51,7 @@ def parse(message: pb.GenerateRequest, defaults: Defaults, vocab_size: int, eos_
         num_speculative_tokens=_num_speculative_tokens(message),
         output_ids=output_ids,
         seed=message.seed if message.HasField("seed") else None,
+        n=_n(message),
         priority=message.priority,
         stop=_stop(message),
         include_stop=message.include_stop_str_in_output,
@@ -60,16 +62,19 @@ def parse(message: pb.GenerateRequest, defaults: Defaults, vocab_size: int, eos_
 
 
 def _refuse_unserved(message: pb.GenerateRequest) -> None:
-    if message.HasField("n") and message.n != 1:
-        if message.n == 0:
-            raise InvalidRequest("n", "must be at least 1")
-        raise Unsupported("n", "one answer per request is served; send the request again with another seed")
     if message.enable_adaptive_verification:
         raise Unsupported("enable_adaptive_verification", "block lengths are fixed; set num_speculative_tokens")
     if message.use_heterogeneous_vocab:
         raise Unsupported("use_heterogeneous_vocab", "draft and target share one vocabulary")
-    if message.sampling.HasField("prompt_logprobs"):
-        raise Unsupported("sampling.prompt_logprobs")
+
+
+def _n(message: pb.GenerateRequest) -> int:
+    n = message.n if message.HasField("n") else 1
+    if not 1 <= n <= MAX_N:
+        raise InvalidRequest("n", f"must be 1 to {MAX_N} (MAX_N), got {n}")
+    if n > 1 and message.output_token_ids:
+        raise InvalidRequest("n", "must be 1 beside output_token_ids: resume each answer by itself, with the seed of its first message")
+    return n
 
 
 def _sampling(message: pb.GenerateRequest, vocab_size: int, eos_ids: tuple[int, ...]) -> SamplingParams:

@@ -10,22 +10,23 @@ from specdec.terms import ModelInfo
 from specdec.v1 import generation_pb2 as pb
 
 
-def started(admitted: Admitted, request_id: str, info: ModelInfo) -> pb.GenerateResponse:
+def started(index: int, admitted: Admitted, request_id: str, info: ModelInfo) -> pb.GenerateResponse:
     message = pb.Started(request_id=request_id, seed=admitted.seed, prompt_tokens=admitted.prompt_length, model=info.model)
-    return pb.GenerateResponse(index=0, started=message)
+    return pb.GenerateResponse(index=index, started=message)
 
 
-def delta(piece: Delta) -> pb.GenerateResponse:
+def delta(index: int, piece: Delta) -> pb.GenerateResponse:
     message = pb.Delta(
         token_ids=piece.token_ids,
         text=piece.text,
         logprobs=[wire.logprobs_to_wire(entry) for entry in piece.logprobs],
         origins=[wire.origin_to_wire(origin) for origin in piece.origins],
+        prompt_logprobs=[wire.logprobs_to_wire(entry) for entry in piece.prompt_logprobs],
     )
-    return pb.GenerateResponse(index=0, delta=message)
+    return pb.GenerateResponse(index=index, delta=message)
 
 
-def finished(piece: Finished, admitted: Admitted, info: ModelInfo) -> pb.GenerateResponse:
+def finished(index: int, piece: Finished, admitted: Admitted, info: ModelInfo) -> pb.GenerateResponse:
     message = pb.Finished(
         finish_reason=wire.finish_to_wire(piece.reason),
         stop_reason=piece.stop_reason,
@@ -33,7 +34,7 @@ def finished(piece: Finished, admitted: Admitted, info: ModelInfo) -> pb.Generat
         speculative=speculative(piece.stats),
         settings=settings(admitted, info),
     )
-    return pb.GenerateResponse(index=0, finished=message)
+    return pb.GenerateResponse(index=index, finished=message)
 
 
 def usage(counts: Usage) -> pb.Usage:

@@ -1,13 +1,15 @@
-"""Tokenising and templates off the event loop: few threads, a bounded queue in front of them."""
+"""Tokenising, templates and grammars off the event loop: few threads, a bounded queue in front of them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 from orchestrator.answer import AnswerStream
+from orchestrator.opening import is_whole_sentence
 from orchestrator.request import Chat, Ids, Request, Text
 from orchestrator.stops import StopMatcher
 from orchestrator.text import TextModel, template_args
@@ -48,16 +50,30 @@ def encode(text_model: TextModel, prompt: Text | Ids | Chat, add_special_tokens:
     return text_model.encode_messages(prompt.messages, template_args(prompt.template_args), prompt.add_generation_prompt)
 
 
-def prepare(text_model: TextModel, request: Request) -> tuple[tuple[int, ...], AnswerStream]:
-    """All text work that comes before the first token: the prompt's ids, and the answer with what it resumes behind it."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`prompt` = its ids; `streams` = the request's answers, with what they resume behind them; `is_sentence`: the request's grammar lets
+    nothing follow."""
+
+    prompt: tuple[int, ...]
+    streams: tuple[AnswerStream, ...]
+    is_sentence: bool
+
+
+def prepare(text_model: TextModel, request: Request) -> Prepared:
+    """All text work that comes before the first token."""
     prompt = encode(text_model, request.prompt)
     if not prompt:
         raise InvalidRequest("prompt", "must hold at least one token; this tokenizer adds none of its own")
-    answer = AnswerStream(
-        text_model.decoder(skip_special_tokens=request.skip_special, prompt=prompt),
-        StopMatcher(request.stop, request.include_stop),
-        prompt_tokens=len(prompt),
-        resumed=request.output_ids,
-        min_tokens=request.sampling.min_tokens,
+    is_sentence = is_whole_sentence(text_model.grammars, request.sampling, request.output_ids, text_model.vocabulary.eos_ids)
+    streams = (
+        AnswerStream(
+            text_model.decoder(skip_special_tokens=request.skip_special, prompt=prompt),
+            StopMatcher(request.stop, request.include_stop),
+            prompt_tokens=len(prompt),
+            resumed=request.output_ids,
+            min_tokens=request.sampling.min_tokens,
+        )
+        for _ in range(request.n)
     )
-    return prompt, answer
+    return Prepared(prompt, tuple(streams), is_sentence)

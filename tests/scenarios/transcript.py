@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import struct
 from collections.abc import Callable
 
 from orchestrator import events as ev
@@ -45,17 +46,35 @@ def _ids(text: str) -> tuple[int, ...]:
 
 
 def _start(
-    prompt: str, k: str = "3", max_tokens: str = "100", window: str = "1000", output: str = "", method: str = "coupled", lookup: str = "0"
+    prompt: str,
+    k: str = "3",
+    max_tokens: str = "100",
+    window: str = "1000",
+    output: str = "",
+    method: str = "coupled",
+    lookup: str = "0",
+    max_block: str = "16",
+    fork: str = "",
+    prompt_logprobs: str = "",
+    regex: str = "",
+    penalty: str = "1",
 ) -> Generation:
     request = ev.Admitted(
         session_id="s",
         tokens=_ids(prompt) + _ids(output),
         prompt_length=len(_ids(prompt)),
-        sampling=terms.SamplingParams(max_tokens=int(max_tokens)),
+        sampling=terms.SamplingParams(
+            max_tokens=int(max_tokens),
+            prompt_logprobs=int(prompt_logprobs) if prompt_logprobs else None,
+            grammar=terms.Grammar(terms.GrammarForm.REGEX, regex) if regex else None,
+            repetition_penalty=float(penalty),
+        ),
         seed=7,
         window=int(window),
         num_speculative_tokens=int(k),
+        max_block=int(max_block),
         rejection_method=terms.RejectionMethod(method),
+        fork_session_id=fork,
     )
     return Generation(request, max_grace_ms=50, step_deadline_ms=9000, placement_wait_ms=5000, prompt_lookup_min=int(lookup))
 
@@ -64,8 +83,18 @@ def _answered(g: Generation, outcome: terms.Outcome, epoch: str = "", round: str
     return ev.Answered(terms.Answer("s", int(epoch or g.epoch), int(round or g.round), outcome))
 
 
-def _result(g: Generation, tokens: str = "", verified: str = "", accepted: str = "0", finish: str = "", **at: str) -> ev.Event:
-    """`verified` defaults to the whole block in flight, kv to all but the newest committed token."""
+def _result(
+    g: Generation,
+    tokens: str = "",
+    verified: str = "",
+    accepted: str = "0",
+    finish: str = "",
+    forced: str = "",
+    entries: str = "0",
+    **at: str,
+) -> ev.Event:
+    """`verified` defaults to the whole block in flight, kv to all but the newest committed token; `entries` = log-probabilities of the
+    prompt."""
     ids = _ids(tokens)
     result = terms.Result(
         prefix_length=len(g.committed),
@@ -73,21 +102,35 @@ def _result(g: Generation, tokens: str = "", verified: str = "", accepted: str =
         num_verified=int(verified) if verified else len(g._block.tokens),
         num_accepted=int(accepted),
         tokens=ids,
+        forced=_ids(forced),
+        prompt_logprobs=tuple(terms.TokenLogprobs(-float(i + 1)) for i in range(int(entries))),
         finish=terms.FinishReason(finish) if finish else None,
     )
     return _answered(g, result, **at)
 
 
-def _proposal(g: Generation, tokens: str, after: str = "", over: str = "", epoch: str = "", hash: str = "") -> ev.Event:  # noqa: A002
+def _proposal(
+    g: Generation,
+    tokens: str,
+    after: str = "",
+    over: str = "",
+    epoch: str = "",
+    hash: str = "",  # noqa: A002
+    drawn: str = "",
+) -> ev.Event:
+    """`drawn`: each token comes with the distribution it was drawn from."""
     prefix = [*g.committed[: int(after) if after else None], *_ids(over)]
     value = int(hash) if hash else prefix_hash(prefix)
-    return ev.Drafted(terms.Proposal("s", int(epoch or g.drafting.epoch), len(prefix), value, _ids(tokens)))
+    ids = _ids(tokens)
+    qs = tuple(terms.DraftDistribution((i, i + 1), struct.pack("<2f", 0.75, 0.25)) for i in ids) if drawn else ()
+    return ev.Drafted(terms.Proposal("s", int(epoch or g.drafting.epoch), len(prefix), value, ids, distributions=qs))
 
 
 _EVENTS: dict[str, Callable[..., ev.Event]] = {
     "target": lambda g, name: ev.TargetPlaced(name),
     "target_lost": lambda g: ev.TargetLost("gone"),
-    "draft": lambda g, name: ev.DraftPlaced(name),
+    "prefix_ready": lambda g, target="": ev.PrefixReady(target),
+    "draft": lambda g, name, max_block="16": ev.DraftPlaced(name, int(max_block)),
     "draft_lost": lambda g: ev.DraftLost("gone"),
     "result": _result,
     "proposal": _proposal,
@@ -117,7 +160,8 @@ def show(command: object) -> str:
     return _show_item(command)
 
 
-_HIDDEN = {"session_id", "base_hash", "prefix_hash", "sampling", "seed", "rejection_method", "draft_method", "traceparent", "priority"}
+_HIDDEN = {"session_id", "base_hash", "prefix_hash", "seed", "rejection_method", "draft_method", "traceparent", "priority"}
+_SHORT = {"fork_session_id": "fork"}
 
 
 def _show_item(item: object) -> str:
@@ -125,13 +169,32 @@ def _show_item(item: object) -> str:
     shown = [type(item).__name__]
     for field in dataclasses.fields(item):
         value = getattr(item, field.name)
+        if isinstance(value, terms.SamplingParams):
+            shown += _show_sampling(value)
+            continue
         if field.name in _HIDDEN or value in (None, (), 0, ""):
             continue
-        shown.append(f"{field.name}={_show_value(value)}")
+        shown.append(f"{_SHORT.get(field.name, field.name)}={_show_value(value)}")
     return " ".join(shown)
 
 
+def _show_sampling(sampling: terms.SamplingParams) -> list[str]:
+    """What a transcript is about, where it is set."""
+    shown = {
+        "prompt_logprobs": sampling.prompt_logprobs,
+        "regex": None if sampling.grammar is None else sampling.grammar.text,
+        "penalty": None if sampling.repetition_penalty == 1.0 else sampling.repetition_penalty,
+    }
+    return [f"{name}={_show_value(value)}" for name, value in shown.items() if value is not None]
+
+
 def _show_value(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, terms.TokenLogprobs):
+        return f"{value.logprob:g}"
+    if isinstance(value, terms.DraftDistribution):
+        return f"q{value.ids[0]}"
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, tuple):

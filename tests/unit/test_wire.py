@@ -25,6 +25,10 @@ F32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 F64 = st.floats(allow_nan=False, allow_infinity=False)
 OPTIONAL_U32 = st.none() | U32
 
+STARTS = st.none() | NAME
+GRAMMARS = st.builds(
+    terms.Grammar, st.sampled_from(sorted(set(terms.GrammarForm) - {terms.GrammarForm.CHOICE}, key=str)), NAME, start_after=STARTS
+) | st.builds(terms.Grammar, st.just(terms.GrammarForm.CHOICE), options=st.lists(NAME, max_size=3).map(tuple), start_after=STARTS)
 SAMPLING = st.builds(
     terms.SamplingParams,
     temperature=F64,
@@ -43,6 +47,7 @@ SAMPLING = st.builds(
     stop_token_ids=IDS,
     logprobs=OPTIONAL_U32,
     prompt_logprobs=OPTIONAL_U32,
+    grammar=st.none() | GRAMMARS,
 )
 METHODS = st.sampled_from([(r, d) for r, legal in terms.LEGAL_METHODS.items() for d in legal])
 LOGPROBS = st.lists(st.tuples(U32, F32), max_size=3).flatmap(
@@ -64,7 +69,8 @@ Q = st.none() | st.lists(U32, min_size=1, max_size=6, unique=True).map(dyadic)
 def begins(draw: st.DrawFn, committed: int) -> terms.Begin:
     rejection, draft = draw(METHODS)
     sampling, priority = draw(SAMPLING), draw(st.integers(-(2**31), 2**31 - 1))
-    return terms.Begin(draw(st.integers(1, committed)), sampling, draw(U64), rejection, draft, draw(NAME), priority)
+    fork = draw(st.just("") | NAME)
+    return terms.Begin(draw(st.integers(1, committed)), sampling, draw(U64), rejection, draft, draw(NAME), priority, fork)
 
 
 @st.composite
@@ -102,6 +108,7 @@ def results(draw: st.DrawFn) -> terms.Result:
         draw(IDS),
         draw(st.none() | st.sampled_from(terms.FinishReason)),
         draw(OPTIONAL_U32),
+        draw(st.lists(LOGPROBS, max_size=3).map(tuple)),
     )
 
 
@@ -187,7 +194,8 @@ def test_every_outcome_command_and_event_has_a_pair() -> None:
 
 def test_every_sampling_field_of_the_proto_is_read() -> None:
     declared = {f.name for f in common_pb2.SamplingParams.DESCRIPTOR.fields}
-    assert declared - {"grammar"} == set(terms.SamplingParams.__dataclass_fields__)
+    assert declared == set(terms.SamplingParams.__dataclass_fields__)
+    assert {f.name for f in common_pb2.Grammar.DESCRIPTOR.oneofs_by_name["form"].fields} == {form.value for form in terms.GrammarForm}
 
 
 def test_groups() -> None:
@@ -295,13 +303,31 @@ def test_long_session_id_is_refused() -> None:
 
 
 def test_what_nobody_serves_is_unsupported_by_name() -> None:
-    grammar = common_pb2.SamplingParams(grammar=common_pb2.Grammar(regex="a"))
-    with pytest.raises(Unsupported, match="sampling.grammar"):
-        wire.sampling_from_wire(grammar)
-    with pytest.raises(Unsupported, match="fork_session_id"):
-        wire.begin_from_wire(target_pb2.Begin(prompt_length=1, fork_session_id="x"))
     with pytest.raises(Unsupported, match="ahead"):
         wire.verify_item_from_wire(target_pb2.VerifyItem(ahead=target_pb2.Ahead(session_id="s")))
+
+
+def test_a_fork_names_a_session_or_nobody() -> None:
+    assert wire.begin_from_wire(target_pb2.Begin(prompt_length=1)).fork_session_id == ""
+    assert not wire.begin_to_wire(terms.Begin(1, terms.SamplingParams(), 7)).HasField("fork_session_id")
+    for name in ("", "é" * 65):
+        with pytest.raises(InvalidRequest) as caught:
+            wire.begin_from_wire(target_pb2.Begin(prompt_length=1, fork_session_id=name))
+        assert caught.value.field == "begin.fork_session_id"
+
+
+def test_a_grammar_without_a_form_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="json_schema, regex, choice, ebnf") as caught:
+        wire.sampling_from_wire(common_pb2.SamplingParams(grammar=common_pb2.Grammar(start_after="x")))
+    assert caught.value.field == "sampling.grammar"
+
+
+@pytest.mark.parametrize("start_after", [None, "", "<think>"])
+def test_f20_where_a_grammar_begins_is_told_apart(start_after: str | None) -> None:
+    grammar = terms.Grammar(terms.GrammarForm.REGEX, "a", start_after=start_after)
+    message = wire.sampling_to_wire(terms.SamplingParams(grammar=grammar))
+    assert message.grammar.HasField("start_after") == (start_after is not None)
+    assert wire.sampling_from_wire(message).grammar == grammar
 
 
 def test_missing_oneof_is_refused() -> None:

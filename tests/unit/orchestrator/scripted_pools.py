@@ -1,6 +1,6 @@
 """Pools without a network: peers that answer by the protocol, in the next turn of the loop, and count what they hold.
 
-The target's tokens are a function of the prefix alone, so every text has one right value; the drafts guess it well and badly in turn.
+The target's tokens are a function of prefix and seed alone, so every text has one right value; the drafts guess it well and badly in turn.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from orchestrator.handle import Handle
 from orchestrator.observe import Observer
 from orchestrator.output import Ended
 from orchestrator.peers import Dialect, Heard, Listener
+from orchestrator.request import others
 from orchestrator.settings import OrchestratorSettings
 from specdec import terms
 from specdec.hashing import prefix_hash
 from specdec.runtime.telemetry import Telemetry
+from specdec.seeds import mix64
 from tests.fakes_driver import model_info
 
 VOCAB = 50
+SEED = 7
 FINGERPRINT = b"scripted"
 
 
-def next_token(prefix: Sequence[int]) -> int:
-    return prefix_hash(prefix) % VOCAB
+def next_token(prefix: Sequence[int], seed: int = SEED) -> int:
+    return mix64(prefix_hash(prefix) ^ seed) % VOCAB
 
 
-def answer_of(prompt: Sequence[int], count: int) -> list[int]:
+def answer_of(prompt: Sequence[int], count: int, seed: int = SEED) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, seed))
     return tokens[len(prompt) :]
 
 
@@ -52,6 +55,9 @@ class ScriptedPeer:
         self.held: dict[str, list[int]] = {}
         self.released: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()  # items by session
+        self.begun: dict[str, terms.Begin | terms.Open] = {}  # by session, the newest
+        self.forks: dict[str, bool] = {}  # session -> what it forks from was held when its first Step came
+        self.forced: tuple[int, ...] = ()  # told with every result
         self.not_found = 0
         self.silent = False  # keeps its answers
         self.kept: list[Any] = []
@@ -105,35 +111,49 @@ class ScriptedPeer:
         assert step.base_length <= len(held) and prefix_hash(held[: step.base_length]) == step.base_hash
         held[step.base_length :] = step.tokens[:split]
         before = len(held)
+        entries: tuple[terms.TokenLogprobs, ...] = ()
         if step.begin is not None:
-            self.limits = getattr(self, "limits", {})
-            self.limits[step.session_id] = step.begin.prompt_length + (step.begin.sampling.max_tokens or 0)
-        limit, accepted = self.limits[step.session_id], 0
+            self.begun[step.session_id] = step.begin
+            if step.begin.fork_session_id:
+                self.forks[step.session_id] = step.begin.fork_session_id in self.held
+            if step.begin.sampling.prompt_logprobs is not None:
+                entries = tuple(terms.TokenLogprobs(-float(i)) for i in range(1, step.begin.prompt_length))
+        begin, accepted = self.begun[step.session_id], 0
+        limit = begin.prompt_length + (begin.sampling.max_tokens or 0)
         for proposed in (*step.tokens[split:], None):
             if len(held) >= limit:
                 break
-            held.append(next_token(held))
+            held.append(next_token(held, begin.seed))
             if held[-1] != proposed:
                 break
             accepted += 1
         finish = terms.FinishReason.LENGTH if len(held) >= limit else None
-        result = terms.Result(before, len(held) - 1, step.num_proposed, accepted, tuple(held[before:]), finish=finish)
+        result = terms.Result(
+            before,
+            len(held) - 1,
+            step.num_proposed,
+            accepted,
+            tuple(held[before:]),
+            forced=self.forced,
+            finish=finish,
+            prompt_logprobs=entries,
+        )
         return terms.Answer(step.session_id, step.epoch, step.round, result)
 
     def _draft(self, item: Any) -> list[Any]:
         if isinstance(item, terms.Open):
             self.held[item.session_id] = list(item.tokens)
-            self.epochs = getattr(self, "epochs", {})
-            self.epochs[item.session_id] = item.epoch
+            self.begun[item.session_id] = item
         elif isinstance(item, terms.Commit):
             self.held[item.session_id][item.prefix_length :] = item.tokens
         else:
             return []
-        tokens = self.held[item.session_id]
-        guess = answer_of(tokens, 4)
+        tokens, opened = self.held[item.session_id], self.begun[item.session_id]
+        assert isinstance(opened, terms.Open)
+        guess = answer_of(tokens, 4, opened.seed)
         if len(tokens) % 3 == 0:
             guess[1] = (guess[1] + 1) % VOCAB
-        return [terms.Proposal(item.session_id, self.epochs[item.session_id], len(tokens), prefix_hash(tokens), tuple(guess))]
+        return [terms.Proposal(item.session_id, opened.epoch, len(tokens), prefix_hash(tokens), tuple(guess))]
 
 
 class Pools:
@@ -152,18 +172,19 @@ class Pools:
         for peer in (*self.targets, *self.drafts):
             peer.rise()
 
-    def start(self, name: str, *, count: int = 20, k: int = 3, priority: int = 0) -> Handle:
-        sampling = terms.SamplingParams(max_tokens=count)
+    def start(self, name: str, *, count: int = 20, k: int = 3, priority: int = 0, n: int = 1, **sampling: Any) -> Handle:
+        """Sessions are named `name`, and `name.1`, `name.2`, ... for the other answers."""
+        params = terms.SamplingParams(max_tokens=count, **sampling)
         prompt = prompt_of(name)
-        request = ev.Admitted(name, prompt, len(prompt), sampling, 7, 10_000, k, priority=priority)
-        return self.driver.start(request, f"request of {name}")
+        first = ev.Admitted(name, prompt, len(prompt), params, SEED, 10_000, k, 8, priority=priority)
+        return self.driver.start((first, *others(first, [f"{name}.{i}" for i in range(1, n)])), f"request of {name}")
 
     def check_empty(self) -> None:
         """Nothing is left of any session, anywhere."""
         driver = self.driver
         assert (driver.running, driver.waiting, len(driver._live), len(driver._requests)) == (0, 0, 0, 0)
-        assert not driver._wants_target and not driver._wants_draft and not driver._events
-        assert not any(count for placed in driver._placed.values() for count in placed.values())
+        assert not driver._targets.wanted and not driver._drafts.wanted and not driver._events
+        assert not any(count for places in (driver._targets, driver._drafts) for count in places.sessions.values())
         assert [len(peer.held) for peer in (*self.targets, *self.drafts)] == [0] * (len(self.targets) + len(self.drafts))
 
 
@@ -172,13 +193,23 @@ def prompt_of(name: str) -> tuple[int, ...]:
 
 
 async def fetch(handle: Handle) -> list[int]:
-    """All tokens of an answer."""
-    tokens: list[int] = []
-    async for event in handle:
+    """All tokens of a request with one answer."""
+    (tokens,) = await fetch_all(handle)
+    return tokens
+
+
+async def fetch_all(handle: Handle) -> list[list[int]]:
+    """All tokens of every answer."""
+    tokens: list[list[int]] = [[] for _ in handle._answers]
+    open_answers = set(range(len(tokens)))
+    async for index, event in handle:
+        assert index in open_answers
         if isinstance(event, Ended):
-            return tokens
-        tokens += event.tokens
-    raise AssertionError("no end")
+            open_answers.discard(index)
+        else:
+            tokens[index] += event.tokens
+    assert not open_answers
+    return tokens
 
 
 async def settle(turns: int = 20) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,9 @@ from orchestrator import events as ev
 from orchestrator.admission import Admission
 from orchestrator.driver import Driver
 from orchestrator.generation import Generation, State
-from orchestrator.handle import MAX_UNDELIVERED, Handle
+from orchestrator.handle import MAX_UNDELIVERED, Handle, Undelivered
 from orchestrator.observe import Observer
+from orchestrator.tally import Tally
 from specdec import terms
 from specdec.errors import AlreadyExists, InternalFault, Mismatch, Overloaded, SpecdecError, Unavailable
 from tests.unit.orchestrator.scripted_pools import VOCAB, Pools, answer_of, fetch, prompt_of, settle
@@ -79,9 +81,9 @@ async def test_a_cancel_in_every_state_frees_both_pools(monkeypatch: pytest.Monk
         target.connected = False
     if state is State.CHOOSING:
         draft.silent = True
-    handle = pools.start("s", count=100_000 if state is State.HELD else 20)
-    generation = pools.driver._live["s"].generation
-    if state is State.VERIFYING or state is State.BACKING_OFF:
+    handle = pools.start("s", count=100_000 if state is State.HELD else 20, n=2 if state is State.WAITING else 1)
+    generation = pools.driver._live["s.1" if state is State.WAITING else "s"].generation
+    if state in (State.VERIFYING, State.BACKING_OFF, State.WAITING):
         target.silent = True
         await settle(3)
         if state is State.BACKING_OFF:
@@ -140,10 +142,10 @@ async def test_F75_who_left_the_queue_never_starts(monkeypatch: pytest.MonkeyPat
 
 def test_priority_then_order_and_no_memory_of_who_left() -> None:
     room = Admission(1, 1000)
-    assert room.ask("runs", 0)
-    assert not any(room.ask(name, priority) for name, priority in (("b", 1), ("a", 0), ("c", 1)))
+    assert room.ask(["runs"], 0)
+    assert not any(room.ask([name], priority) for name, priority in (("b", 1), ("a", 0), ("c", 1)))
     for i in range(10_000):
-        room.ask(f"x{i}", i % 3)
+        room.ask([f"x{i}"], i % 3)
         assert room.leave(f"x{i}") == []
     assert len(room._queue) < 50
     assert [room.leave(name) for name in ("runs", "a", "b", "c", "never heard of")] == [["a"], ["b"], ["c"], [], []]
@@ -171,14 +173,14 @@ async def most_waiting(pools: Pools) -> tuple[int, list[Handle]]:
     for handle in slow:
         await anext(aiter(handle))
     assert await fetch(pools.start("quick", count=900)) == answer_of(prompt_of("quick"), 900)
-    return max(len(handle._tokens) for handle in slow), slow
+    return max(len(handle._answers[0]._tokens) for handle in slow), slow
 
 
 async def test_F80_slow_readers_hold_themselves_only(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = Pools(monkeypatch)
     most, slow = await most_waiting(pools)
     assert MAX_UNDELIVERED < most <= MAX_UNDELIVERED + 2 * 4
-    assert {pools.driver._live[h.session_id].generation.state for h in slow} == {State.HELD}
+    assert {pools.driver._live[h._answers[0].session_id].generation.state for h in slow} == {State.HELD}
     await settle()
     seen = sum(pools.targets[0].seen.values())
     await settle(200)
@@ -199,19 +201,28 @@ async def test_F80_twin_nobody_listens_to_a_reader_that_is_behind(monkeypatch: p
 
 
 async def test_what_was_decided_comes_before_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = Handle(Pools(monkeypatch).driver, "s", Generation(_request("s"), max_grace_ms=1).tally)
-    events = aiter(handle)
-    handle.deliver(ev.Deliver((1,), (), (terms.Origin.PLAIN,)))
-    assert (await anext(events)).tokens == (1,)
-    handle.deliver(ev.Deliver((2,), (), (terms.Origin.PLAIN,)))
-    handle.end(Unavailable("gone"))
-    assert (await anext(events)).tokens == (2,)
+    driver, wake = Pools(monkeypatch).driver, asyncio.Event()
+    one, other = (Undelivered(driver, name, Tally(3), wake) for name in "ab")
+    events = aiter(Handle([one, other], wake))
+    one.deliver(plain(1))
+    assert await told(events) == (0, (1,))
+    one.deliver(plain(2))
+    other.deliver(plain(3))
+    one.end(Unavailable("gone"))
+    assert [await told(events), await told(events)] == [(1, (3,)), (0, (2,))]
+    other.deliver(plain(4))
+    assert await told(events) == (1, (4,))  # of the other answer, too
     with pytest.raises(Unavailable):
         await anext(events)
 
 
-def _request(name: str) -> ev.Admitted:
-    return ev.Admitted(name, prompt_of(name), len(name), terms.SamplingParams(max_tokens=9), 7, 1000, 3)
+def plain(*tokens: int) -> ev.Deliver:
+    return ev.Deliver(tokens, (), (terms.Origin.PLAIN,) * len(tokens))
+
+
+async def told(events: AsyncIterator[tuple[int, Any]]) -> tuple[int, tuple[int, ...]]:
+    index, event = await anext(events)
+    return index, event.tokens
 
 
 # --- targets come and go ----------------------------------------------------------------------------------------------
@@ -284,7 +295,7 @@ async def test_all_who_waited_are_placed_evenly_when_targets_come_up(monkeypatch
     for target in pools.targets:
         target.connected = True
     pools.driver.up(pools.targets[0])  # type: ignore[arg-type]
-    placed = pools.driver._placed["target"]
+    placed = pools.driver._targets.sessions
     assert abs(placed["t0:1"] - placed["t1:1"]) <= 30
     assert [len(tokens) for tokens in await asyncio.gather(*map(fetch, handles))] == [20] * 100
 
@@ -337,15 +348,15 @@ async def test_what_is_admitted_fits_every_target(monkeypatch: pytest.MonkeyPatc
 
 
 async def one_defect(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    deliver = Handle.deliver
+    deliver = Undelivered.deliver
 
-    def broken(self: Handle, decided: ev.Deliver) -> None:
+    def broken(self: Undelivered, decided: ev.Deliver) -> None:
         deliver(self, decided)
         if next(calls) == 10:
             raise KeyError("a defect")
 
     calls = iter(range(100_000))
-    monkeypatch.setattr(Handle, "deliver", broken)
+    monkeypatch.setattr(Undelivered, "deliver", broken)
     return await asyncio.wait_for(asyncio.gather(*(fetch(pools.start(f"s{i}")) for i in range(6)), return_exceptions=True), 0.5)
 
 

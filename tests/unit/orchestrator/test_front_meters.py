@@ -78,6 +78,21 @@ def test_the_sum_over_tokens_is_the_time_after_the_first(meters: Meters, recorde
     assert len(times) == 4 and sum(times) == pytest.approx(0.5)
 
 
+def test_each_answer_has_its_own_clock(meters: Meters, recorded: Recorded) -> None:
+    """Tokens of one answer say nothing about the pace of another; the first token of all is the request's."""
+    with meters.request("", chat=False) as meter:
+        recorded.now = 0.1
+        meter.tokens(1, 0)
+        recorded.now = 0.2
+        meter.tokens(1, 1)
+        recorded.now = 0.3
+        meter.tokens(2, 0)
+        recorded.now = 0.5
+        meter.tokens(1, 1)
+    assert recorded.of("gen_ai.server.time_to_first_token") == [0.1]
+    assert recorded.of("gen_ai.server.time_per_output_token") == [0.1, 0.1, 0.3]
+
+
 @pytest.mark.parametrize(
     ("error", "admitted", "code", "refused"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 from orchestrator.events import Admitted
 from orchestrator.fronts import requests as door
 from orchestrator.fronts.requests import Defaults, parse
-from orchestrator.request import Chat, Ids, Request, Text, admit, is_complete
+from orchestrator.request import Chat, Ids, Request, Text, admit, is_complete, others
 from specdec.errors import InvalidRequest, NotFound, Unsupported
-from specdec.terms import DraftMethod, RejectionMethod, SamplingParams
+from specdec.seeds import answer_seed
+from specdec.terms import MAX_GRAMMAR_BYTES, DraftMethod, Grammar, GrammarForm, RejectionMethod, SamplingParams
 from specdec.v1 import common_pb2, generation_pb2
 from tests.fakes_driver import model_info
 
@@ -51,7 +53,7 @@ REQUEST_FIELDS: dict[str, tuple[Any, Expected]] = {
     "output_token_ids": ([7, 8], (lambda r: r.output_ids, (7, 8))),
     "sampling": (common_pb2.SamplingParams(top_k=9), (lambda r: r.sampling.top_k, 9)),
     "seed": (2**64 - 1, (lambda r: r.seed, 2**64 - 1)),
-    "n": (2, Unsupported),
+    "n": (2, (lambda r: r.n, 2)),
     "priority": (-3, (lambda r: r.priority, -3)),
     "stop": (["a", "b"], (lambda r: r.stop, ("a", "b"))),
     "include_stop_str_in_output": (True, (lambda r: r.include_stop, True)),
@@ -81,8 +83,8 @@ SAMPLING_FIELDS: dict[str, tuple[Any, Any]] = {
     "ignore_eos": (True, True),
     "stop_token_ids": ([8], (8,)),
     "logprobs": (0, 0),
-    "prompt_logprobs": (1, Unsupported),
-    "grammar": (common_pb2.Grammar(regex="a+"), Unsupported),
+    "prompt_logprobs": (1, 1),
+    "grammar": (common_pb2.Grammar(regex="a+", start_after="b"), Grammar(GrammarForm.REGEX, "a+", start_after="b")),
 }
 
 
@@ -109,13 +111,8 @@ def test_every_request_field_is_read_or_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLING_FIELDS)
-def test_every_sampling_field_is_read_or_refused_by_name(name: str) -> None:
+def test_every_sampling_field_is_read(name: str) -> None:
     value, expected = SAMPLING_FIELDS[name]
-    if expected is Unsupported:
-        with pytest.raises(Unsupported) as caught:
-            read(sampled(**{name: value}))
-        assert caught.value.field == f"sampling.{name}"
-        return
     sampling = read(sampled(**{name: value})).sampling
     assert getattr(sampling, name) == expected != getattr(SamplingParams(), name)
 
@@ -188,6 +185,14 @@ NAN, INF = float("nan"), float("inf")
     [
         (generation_pb2.GenerateRequest(), "prompt"),
         (ask(n=0), "n"),
+        (ask(n=door.MAX_N + 1), "n"),
+        (ask(n=2, output_token_ids=[5]), "n"),
+        (sampled(prompt_logprobs=21), "sampling.prompt_logprobs"),
+        (sampled(grammar=common_pb2.Grammar()), "sampling.grammar"),
+        (sampled(grammar=common_pb2.Grammar(regex="")), "sampling.grammar.regex"),
+        (sampled(grammar=common_pb2.Grammar(choice=common_pb2.Choice(options=["a", ""]))), "sampling.grammar.choice"),
+        (sampled(grammar=common_pb2.Grammar(ebnf="x" * (MAX_GRAMMAR_BYTES + 1))), "sampling.grammar.ebnf"),
+        (sampled(grammar=common_pb2.Grammar(regex="a", start_after="")), "sampling.grammar.start_after"),
         (ask(token_ids=generation_pb2.TokenIds(ids=[1, VOCAB])), "token_ids.ids"),
         (ask(token_ids=generation_pb2.TokenIds(ids=[2**32 - 1])), "token_ids.ids"),
         (ask(output_token_ids=[VOCAB]), "output_token_ids"),
@@ -283,6 +288,35 @@ def test_admission_leaves_nothing_open() -> None:
     assert admitted(ask(seed=0)).seed == 0
     assert admitted(ask(num_speculative_tokens=0)).num_speculative_tokens == 0
     assert admitted(ask(), max_num_speculative_tokens=2).num_speculative_tokens == 2
+    assert (done.max_block, admitted(ask(), max_num_speculative_tokens=2).max_block) == (8, 2)
+
+
+def test_the_other_answers_differ_by_seed_alone() -> None:
+    """Answer i is the one of a request of its own with its seed; only answer 0 tells of the prompt."""
+    first = admitted(ask(seed=5, n=3, sampling=common_pb2.SamplingParams(prompt_logprobs=1, top_k=4)))
+    made = others(first, ["a", "b"])
+    assert first.seed == 5 and first.fork_session_id == "" and first.sampling.prompt_logprobs == 1
+    for index, (answer, name) in enumerate(zip(made, "ab", strict=True), 1):
+        sampling = replace(first.sampling, prompt_logprobs=None)
+        assert answer == replace(first, session_id=name, seed=answer_seed(5, index), fork_session_id="s", sampling=sampling)
+    assert read(ask()).n == read(ask(n=1, output_token_ids=[5])).n == 1 and read(ask(n=16)).n == 16
+
+
+@pytest.mark.parametrize(("alternatives", "prompt_tokens"), [(0, 200_001), (20, 9524), (9, 20_001)])
+def test_prompt_entries_are_bounded(alternatives: int, prompt_tokens: int) -> None:
+    message = sampled(prompt_logprobs=alternatives)
+    assert admitted(message, prompt_tokens - 1, max_model_len=1 << 20).sampling.prompt_logprobs == alternatives
+    with pytest.raises(InvalidRequest, match="MAX_PROMPT_LOGPROBS") as caught:
+        admitted(message, prompt_tokens, max_model_len=1 << 20)
+    assert caught.value.field == "sampling.prompt_logprobs"
+
+
+def test_a_prompt_that_fills_the_window_has_no_entries() -> None:
+    """No target is asked for anything, so there would be none, in silence."""
+    assert admitted(sampled(prompt_logprobs=0), 63)
+    with pytest.raises(InvalidRequest, match="window 64") as caught:
+        admitted(sampled(prompt_logprobs=0), 64)
+    assert caught.value.field == "sampling.prompt_logprobs"
 
 
 def test_resumed_ids_count_against_the_limit() -> None:

@@ -1,13 +1,15 @@
 """One generation in a hostile world: whatever the draft, the wire and the targets do, the tokens are the target's own.
 
 The world plays targets and drafts by the protocol, and breaks it where the protocol says it may be broken: lost targets, lost and
-lying drafts, late, repeated and foreign proposals, no room, evicted prefixes, restarts, timers at any moment.
+lying drafts, late, repeated and foreign proposals, no room, evicted prefixes, restarts, timers at any moment. Targets name forced ids,
+right ones and nonsense; some sessions wait for another one's prompt first; some ask for the prompt's log-probabilities.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from dataclasses import replace
 
 import pytest
 
@@ -31,14 +33,24 @@ def reference(n: int) -> tuple[int, ...]:
     return tokens[len(PROMPT) :]
 
 
+MAX_BLOCK = 16
+ENTRIES = tuple(terms.TokenLogprobs(-float(position)) for position in range(1, len(PROMPT)))  # of the prompt
+
+
 class World:
     def __init__(self, seed: int, k: int, n: int) -> None:
         self.random = random.Random(seed)
-        sampling = terms.SamplingParams(max_tokens=n)
-        admitted = ev.Admitted("s", PROMPT, len(PROMPT), sampling, 7, 1000, k)
+        self.scored, self.forked = seed % 4 == 1, seed % 4 in (2, 3)
+        sampling = terms.SamplingParams(max_tokens=n, prompt_logprobs=2 if self.scored else None)
+        admitted = ev.Admitted("s", PROMPT, len(PROMPT), sampling, 7, 1000, k, MAX_BLOCK, fork_session_id="elder" if self.forked else "")
         self.generation = Generation(admitted, max_grace_ms=5, prompt_lookup_min=seed % 3)
-        self.n = n
+        self.n, self.k = n, k
         self.delivered: list[int] = []
+        self.entries: list[terms.TokenLogprobs] = []
+        self.asked: set[int] = set()  # epochs whose first Step asks for them
+        self.released = not self.forked
+        self.elder = self.random.choice(("", "t0"))  # where answer 0 is when it lets this one start
+        self.longest = self.forced_rounds = 0
         self.origins: list[terms.Origin] = []
         self.finished: ev.Finish | None = None
         self.failed: Exception | None = None
@@ -58,6 +70,9 @@ class World:
     def choose_event(self) -> ev.Event:
         r = self.random.random()
         g = self.generation
+        if self.forked and r > 0.9:
+            self.released = True
+            return ev.PrefixReady(self.elder)
         if r < 0.01 and g.target:
             return ev.TargetLost("gone")
         if r < 0.03 and g.drafting.name:
@@ -96,27 +111,49 @@ class World:
 
     def carry_out(self, commands: list[ev.Command]) -> None:
         for command in commands:
+            assert self.released or isinstance(command, ev.Count), f"{command} while another session's prompt is waited for"
             match command:
                 case ev.ToTarget(name, terms.Step() as step):
+                    self.check(step)
                     self.inbox.append(ev.Answered(terms.Answer("s", step.epoch, step.round, self.verify(name, step))))
-                case ev.PlaceTarget():
+                case ev.PlaceTarget(_, prefer):
+                    assert not prefer or (prefer == self.elder and not self.places)
                     self.places += 1
                     self.inbox.append(ev.TargetPlaced(f"t{self.places}"))
                 case ev.PlaceDraft():
-                    self.inbox.append(ev.DraftPlaced(f"d{self.random.randint(1, 2)}"))
+                    self.inbox.append(ev.DraftPlaced(f"d{self.random.randint(1, 2)}", self.random.choice((4, 8, MAX_BLOCK))))
                 case ev.StartTimer(timer, _):
                     self.timers.add(timer)
                 case ev.StopTimer(timer):
                     self.timers.discard(timer)
-                case ev.Deliver(tokens, _, origins):
+                case ev.Deliver(tokens, _, origins, entries):
                     self.delivered += tokens
                     self.origins += origins
+                    self.entries += entries
+                case ev.Observe("forced"):
+                    self.forced_rounds += 1
                 case ev.Finish():
                     self.finished = command
                 case ev.Fail(error):
                     self.failed = error
                 case _:
                     pass
+
+    def check(self, step: terms.Step) -> None:
+        self.longest = max(self.longest, step.num_proposed)
+        assert step.num_proposed <= (MAX_BLOCK if self.k else 0)
+        if step.begin is not None:
+            assert (step.begin.sampling.prompt_logprobs is not None) == (self.scored and not self.entries)
+            assert step.begin.fork_session_id == ("elder" if self.forked and self.elder else "")
+            if step.begin.sampling.prompt_logprobs is not None:
+                self.asked.add(step.epoch)
+
+    def forced(self, committed: tuple[int, ...]) -> tuple[int, ...]:
+        """What alone may follow, more than a Step takes, nonsense, or nothing."""
+        kind, told = self.random.random(), committed
+        for _ in range(self.random.choice((1, 2, 5, 40)) if kind < 0.4 else 0):
+            told += (next_token(told) if kind < 0.3 else self.random.randint(0, 4),)
+        return told[len(committed) :]
 
     def verify(self, name: str, step: terms.Step) -> terms.Outcome:
         """A target by the book, with a bad memory."""
@@ -147,7 +184,16 @@ class World:
         finish = terms.FinishReason.LENGTH if len(decided) >= room else None
         decided = decided[:room]
         self.kv[key] = committed + tuple(decided[:-1])
-        return terms.Result(len(committed), len(self.kv[key]), len(block), min(accepted, len(decided)), tuple(decided), finish=finish)
+        return terms.Result(
+            len(committed),
+            len(self.kv[key]),
+            len(block),
+            min(accepted, len(decided)),
+            tuple(decided),
+            forced=self.forced(committed + tuple(decided)),
+            finish=finish,
+            prompt_logprobs=ENTRIES if step.round == 1 and step.epoch in self.asked else (),
+        )
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 8])
@@ -157,6 +203,7 @@ def test_the_text_is_the_targets_own(seed: int, k: int) -> None:
     world.run()
     assert world.failed is None or "had to be started" in str(world.failed) or "did not get to" in str(world.failed)
     assert tuple(world.delivered) == reference(40)[: len(world.delivered)]
+    assert tuple(world.entries) == (ENTRIES if world.scored and world.delivered else ())
     if world.finished:
         stats = world.finished.stats
         assert len(world.delivered) == 40
@@ -167,13 +214,15 @@ def test_the_text_is_the_targets_own(seed: int, k: int) -> None:
 
 
 def test_most_worlds_end_well() -> None:
-    """The oracle above would also accept a generation that always fails."""
-    ended = 0
+    """The oracle above would also accept a generation that always fails, or one that never sees what is forced."""
+    ended = forced = longest = 0
     for seed in range(40):
         world = World(seed, 3, n=20)
         world.run()
         ended += world.finished is not None
-    assert ended >= 38
+        forced += world.forced_rounds
+        longest = max(longest, world.longest)
+    assert ended >= 38 and forced > 40 and longest == MAX_BLOCK
 
 
 def test_a_generation_that_counts_a_token_twice_cannot_hide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +237,22 @@ def test_a_generation_that_counts_a_token_twice_cannot_hide(monkeypatch: pytest.
     world = World(1, 3, n=40)
     world.run()
     assert tuple(world.delivered) != reference(40)[: len(world.delivered)] or world.failed is not None
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_prompt_entries_that_are_asked_for_again_cannot_hide(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Broken twin: every epoch asks for them."""
+    begin = Generation._begin
+    monkeypatch.setattr(Generation, "_begin", lambda self: replace(begin(self), sampling=self.request.sampling))
+    with pytest.raises(AssertionError):
+        test_the_text_is_the_targets_own(seed, 3)
+
+
+def test_a_session_that_does_not_wait_cannot_hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken twin: it starts at once."""
+    monkeypatch.setattr(Generation, "begin", lambda self: (self._start(""), self._take())[1])
+    with pytest.raises(AssertionError, match="is waited for"):
+        test_the_text_is_the_targets_own(2, 3)
 
 
 def test_hashes_of_the_tree_are_hashes_of_the_text() -> None:

@@ -1,0 +1,77 @@
+"""One call's answers on their way to the client: a first message, deltas and one last message per answer, told apart by their index.
+
+Everything is written by one task, one message after the other: writing waits for the client, and meanwhile each answer is held by itself
+when too much of it waits. When an answer cannot go on, the call ends with its status once the text that was held back of the others
+is out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import grpc.aio
+
+from orchestrator.answer import AnswerStream, Delta, Finished
+from orchestrator.events import Admitted
+from orchestrator.fronts import responses
+from orchestrator.fronts.backend import Running
+from orchestrator.fronts.meters import RequestMeter
+from orchestrator.output import Ended, GenerationEvent, GenerationStats
+from specdec.errors import InternalFault, SpecdecError
+from specdec.terms import ModelInfo
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Relay:
+    """`answers` and `streams` are in the order of their indices."""
+
+    def __init__(
+        self, context: Context, meter: RequestMeter, info: ModelInfo, answers: Sequence[Admitted], streams: Sequence[AnswerStream]
+    ) -> None:
+        self._context, self._meter, self._info = context, meter, info
+        self._answers = answers
+        self._open = dict(enumerate(streams))  # answers without a last message
+
+    async def begin(self, request_id: str) -> None:
+        for index, answer in enumerate(self._answers):
+            await self._context.write(responses.started(index, answer, request_id, self._info))
+
+    async def end(self, how: Ended | GenerationStats) -> None:
+        """All answers are complete as they are: nobody was asked for tokens."""
+        for index, stream in list(self._open.items()):
+            await self._last(index, *stream.finish(how))
+
+    async def follow(self, running: Running) -> None:
+        """Until every answer has its last message. Raises what an answer failed with."""
+        events = aiter(running)
+        try:
+            async for index, event in events:
+                await self._pass_on(running, index, event)
+        except SpecdecError:
+            for index, stream in self._open.items():
+                if text := stream.flush():
+                    await self._context.write(responses.delta(index, Delta(text=text)))
+            raise
+        finally:
+            if isinstance(events, AsyncGenerator):
+                await events.aclose()
+        if self._open:
+            raise InternalFault("the generation broke off without an end")
+
+    async def _pass_on(self, running: Running, index: int, event: GenerationEvent) -> None:
+        stream = self._open[index]
+        if isinstance(event, Ended):
+            return await self._last(index, *stream.finish(event))
+        piece = stream.tokens(event)
+        self._meter.tokens(len(piece.token_ids), index)
+        await self._context.write(responses.delta(index, piece))
+        if stream.stopped is not None:
+            await self._last(index, *stream.finish(running.stop_here(index)))
+
+    async def _last(self, index: int, rest: Delta, finished: Finished) -> None:
+        del self._open[index]
+        if rest.text:
+            await self._context.write(responses.delta(index, rest))
+        await self._context.write(responses.finished(index, finished, self._answers[index], self._info))

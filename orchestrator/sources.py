@@ -1,0 +1,73 @@
+"""Which block the next round proposes. Pure; knows no target, no timer, no client.
+
+The first source that has something is taken:
+1. Forced ids: a grammar lets nothing else follow, the target said so with its last result. They cost no draft and no waiting, and may be
+   more than a block, up to what a target takes. Where the lookahead begins with all of them its chain goes on behind them.
+2. The lookahead: what the draft proposed.
+3. Prompt lookup: what followed the last time the newest tokens occurred.
+Nothing fits: only the draft can help, and the caller decides how long to wait for it.
+
+Forced ids depend on committed tokens alone, so the standard method may have them as a one-hot distribution; and it always has them so,
+also where the draft drew the same ids. "As drawn if it agrees, else one-hot" would be a choice made by looking at what was drawn,
+which biases the output wherever an id is likely and not certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.events import Admitted
+from orchestrator.lookahead import EMPTY, Block, Lookahead
+from orchestrator.ngram import PromptLookup
+from orchestrator.pacing import block_length
+
+
+class Sources:
+    """Of one session. Hears of every commit."""
+
+    def __init__(self, request: Admitted, prompt_lookup_min: int) -> None:
+        self._request = request
+        self._k = request.num_speculative_tokens
+        self.lookahead = Lookahead(request.tokens)
+        self._lookup = PromptLookup(prompt_lookup_min if self._k else 0, request.tokens)
+        self._forced: tuple[int, ...] = ()
+
+    def commit(self, tokens: Sequence[int], forced: tuple[int, ...]) -> None:
+        """`forced` = ids that alone may follow `tokens`, as the target says."""
+        self._lookup.extend(tokens)
+        self.lookahead.commit(tokens)
+        self._forced = forced[: self._request.max_block]
+
+    def ready(self) -> tuple[Block, str]:
+        """The block that waits for nobody, and the round's outcome in tally.py's words; EMPTY when there is none."""
+        forced = self._forced[: self._room(self._request.max_block)] if self._k else ()
+        chain = self.lookahead.block(max(self._room(self._k), len(forced)))
+        if not forced:
+            return chain, "hit"
+        if chain.tokens[: len(forced)] != forced:
+            return Block(forced, (None,) * len(forced), own=False), "forced"
+        return Block(chain.tokens, (None,) * len(forced) + chain.distributions[len(forced) :]), "hit"
+
+    def choose(self) -> tuple[Block, str] | None:
+        """The next round's block and outcome; None: only the draft can help."""
+        block, outcome = self.ready()
+        if block.tokens:
+            return block, outcome
+        if not self._k:
+            return EMPTY, "off"
+        if not (room := self._room(self._k)):
+            return EMPTY, "tail"
+        if guess := self._lookup.propose(room):
+            return Block(guess, (None,) * len(guess), own=False), "ngram"
+        return None
+
+    def _room(self, most: int) -> int:
+        """Proposals worth verifying now."""
+        r, committed = self._request, self.lookahead.length
+        return block_length(
+            most,
+            decided=committed - r.prompt_length,
+            max_tokens=r.sampling.max_tokens or r.window,
+            committed=committed,
+            window=r.window,
+        )
