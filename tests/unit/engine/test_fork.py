@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -26,16 +27,18 @@ def store(total: int = 2048, window: int = 400, **sizes: int) -> KvStore:
     return KvStore(sizes.get("layers", 2), sizes.get("heads", 1), sizes.get("dim", DIM), torch.float64, window=window, total_tokens=total)
 
 
-def shmem_and_private(part: str = "specdec-kv") -> int:
-    """Bytes of this process's pages in mappings of forked slots, a page that many see counted once."""
-    total, inside = 0, False
-    with open("/proc/self/smaps") as file:
-        for line in file:
-            head = line.split(maxsplit=5)
-            if "-" in head[0]:
-                inside = part in line
-            elif inside and head[0] == "Pss:":
-                total += 1024 * int(head[1])
+def held_bytes(shared: KvStore, slots: Iterable[int]) -> int:
+    """What forked slots take: pages of their files, mapped or not, and pages that forks made their own."""
+    files = {id(file): file for file in (shared.slot(slot).file for slot in slots) if file is not None}
+    total = sum(512 * os.fstat(file.pages._fd).st_blocks for file in files.values())
+    inside = False
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            head = line.split(maxsplit=1)[0]
+            if "-" in head:
+                inside = "specdec-kv" in line
+            elif inside and head == "Anonymous:":
+                total += 1024 * int(line.split()[1])
     return total
 
 
@@ -168,7 +171,7 @@ def test_memory_is_never_more_than_what_is_counted():
                 shared.reserve({slot: end})
                 shared.slot(slot).written(length, end).fill_(2.0)
                 shared.slot(slot).length = end
-        assert shmem_and_private() <= shared.used_tokens * token
+        assert held_bytes(shared, slots) <= shared.used_tokens * token
     for slot in slots:
         shared.close(slot)
 
@@ -186,13 +189,13 @@ def test_eight_forks_of_a_prompt_share_its_memory():
         shared.reserve({slot: 520})
         shared.slot(slot).written(500, 520).fill_(float(slot))
     assert shared.used_tokens == 8 * 64 + 64 + 7 * 2 * 64  # all cross a block's edge
-    assert 520 * token < shmem_and_private() <= shared.used_tokens * token < 0.5 * 8 * 576 * token
+    assert 520 * token < held_bytes(shared, (first, *forks)) <= shared.used_tokens * token < 0.5 * 8 * 576 * token
     shared.close(first)
-    assert shmem_and_private() <= shared.used_tokens * token
+    assert held_bytes(shared, forks) <= shared.used_tokens * token
     for slot in forks:
         assert bool((shared.slot(slot).memory[:, :, :500] == 1.0).all())
         shared.close(slot)
-    assert shmem_and_private() == 0
+    assert mappings() == 0
 
 
 def test_a_thousand_forks_leave_nothing_behind():
@@ -221,11 +224,11 @@ def test_what_only_the_parent_needed_is_given_back():
     shared.slot(first).written(0, 400).fill_(1.0)
     shared.slot(first).length = 400
     near, far = shared.fork(first, 128), shared.fork(first, 256)
-    assert shmem_and_private() == 400 * token
+    assert held_bytes(shared, (first, near, far)) == 400 * token
     shared.close(first)
-    assert shmem_and_private() == 256 * token
+    assert held_bytes(shared, (near, far)) == 256 * token
     shared.close(far)
-    assert shmem_and_private() == 128 * token == shared.used_tokens * token
+    assert held_bytes(shared, (near,)) == 128 * token == shared.used_tokens * token
     shared.close(near)
 
 
