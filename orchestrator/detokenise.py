@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 from specdec.errors import Unsupported
-from specdec.vocabulary import byte_level_bytes, decoder_steps, special_ids
+from specdec.vocabulary import byte_level_bytes, decoder_steps, special_ids, word_piece
 
 MAX_HELD_BYTES = 64
 PRIMING_TOKENS = 128  # newest prompt ids that can matter to what follows
@@ -96,20 +96,12 @@ class _JoinWithSpaces(_PerPiece):
 
 
 class _WordPiece(_PerPiece):
-    """A space in front of every piece but the first, unless a prefix says that a word goes on; spaces that English does not write go."""
-
-    CLEANUP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " do not", " 's", " 've", " 're")
-
     def __init__(self, prefix: str, cleanup: bool) -> None:
         self._prefix, self._cleanup, self._first = prefix, cleanup, True
 
     def push(self, piece: str) -> Sequence[str]:
         first, self._first = self._first, False
-        if not first:
-            piece = piece.removeprefix(self._prefix) if piece.startswith(self._prefix) else " " + piece
-        for dirty in self.CLEANUP if self._cleanup else ():
-            piece = piece.replace(dirty, " don't" if dirty == " do not" else dirty.strip())
-        return (piece,)
+        return (word_piece(piece, self._prefix, self._cleanup, first),)
 
 
 class _WordEnds(_PerPiece):

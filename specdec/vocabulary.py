@@ -25,6 +25,7 @@ from specdec.errors import NotFound
 FINGERPRINT_BYTES = 16
 _ABSENT, _ORDINARY, _SPECIAL = b"\0", b"\1", b"\2"
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_DIRTY = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " do not", " 's", " 've", " 're")  # in the order of the library
 _WINDOW_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 
 
@@ -89,25 +90,40 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
     that some decoders drop the first one of a text is the decoder's affair."""
     ids = tokenizer.get_vocab(with_added_tokens=True)
     table: list[bytes | None] = [None] * (max(ids.values(), default=-1) + 1)
-    added = tokenizer.get_added_tokens_decoder()
     steps = decoder_steps(tokenizer)
-    kinds = {step["type"] for step in steps}
-    spaces = [step["replacement"] for step in steps if step["type"] == "Metaspace"]
-    spaces += [
-        step["pattern"]["String"] for step in steps if step["type"] == "Replace" and step["content"] == " " and "String" in step["pattern"]
-    ]
     for token, token_id in ids.items():
-        if token_id in added:
-            table[token_id] = token.encode()
-        elif "ByteFallback" in kinds and (match := _BYTE_FALLBACK.fullmatch(token)):
-            table[token_id] = bytes((int(match[1], 16),))
-        elif "ByteLevel" in kinds:
-            table[token_id] = byte_level_bytes(token)
-        else:
-            for mark in spaces:
-                token = token.replace(mark, " ")
-            table[token_id] = token.encode()
+        table[token_id] = _bytes_inside(token, steps)
     return table
+
+
+def _bytes_inside(token: str, steps: list[dict[str, Any]]) -> bytes:
+    """What the decoder's steps make of a token that is not the first. Steps that look at the whole text come after these."""
+    if not steps:
+        token = " " + token  # what the library does without a decoder
+    for step in steps:
+        match step["type"]:
+            case "ByteLevel":
+                return byte_level_bytes(token)
+            case "ByteFallback" if byte := _BYTE_FALLBACK.fullmatch(token):
+                return bytes((int(byte[1], 16),))
+            case "Metaspace":
+                token = token.replace(step["replacement"], " ")
+            case "Replace" if "String" in step["pattern"]:
+                token = token.replace(step["pattern"]["String"], step["content"])
+            case "WordPiece":
+                token = word_piece(token, step["prefix"], step["cleanup"], first=False)
+            case "BPEDecoder":
+                token = token.replace(step["suffix"], " ")
+    return token.encode()
+
+
+def word_piece(piece: str, prefix: str, cleanup: bool, first: bool) -> str:
+    """A space in front of every piece but the first, unless a prefix says that a word goes on; spaces that English does not write go."""
+    if not first:
+        piece = piece.removeprefix(prefix) if piece.startswith(prefix) else " " + piece
+    for dirty in _DIRTY if cleanup else ():
+        piece = piece.replace(dirty, " don't" if dirty == " do not" else dirty.strip())
+    return piece
 
 
 def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:

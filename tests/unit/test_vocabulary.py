@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from specdec.errors import NotFound
-from specdec.vocabulary import Vocabulary, token_bytes, vocabulary
+from specdec.vocabulary import Vocabulary, describe, token_bytes, vocabulary
+from tests.unit.orchestrator.tokenizers_here import FAMILIES
 
 pytestmark = pytest.mark.unit
 REAL = Path(__file__).parents[2] / "models" / "smollm2-135m"
@@ -31,7 +35,7 @@ def folder(path: Path, vocab: dict[str, int], decoder: object = None, special: t
 def test_size_counts_the_tokenizers_ids_not_the_heads(tmp_path: Path) -> None:
     small = vocabulary(folder(tmp_path / "a", {"a": 0, "b": 1, "c": 5}, vocab_size=128))
     assert small.size == 6
-    assert token_bytes(Tokenizer.from_file(str(tmp_path / "a" / "tokenizer.json"))) == [b"a", b"b", None, None, None, b"c"]
+    assert token_bytes(Tokenizer.from_file(str(tmp_path / "a" / "tokenizer.json"))) == [b" a", b" b", None, None, None, b" c"]
 
 
 def test_padded_heads_of_one_tokenizer_agree_and_swapped_ids_do_not(tmp_path: Path) -> None:
@@ -40,6 +44,51 @@ def test_padded_heads_of_one_tokenizer_agree_and_swapped_ids_do_not(tmp_path: Pa
     swapped = vocabulary(folder(tmp_path / "c", {"b": 0, "a": 1, "c": 2}, vocab_size=128))
     assert target.fingerprint == draft.fingerprint
     assert target.size == swapped.size and target.fingerprint != swapped.fingerprint
+
+
+def test_ids_that_name_nothing_count(tmp_path: Path) -> None:
+    """A hole is not an empty token, holes have places, and what belongs to one id is never read as its neighbour's."""
+    vocabs = [
+        {"a": 0, "b": 2},
+        {"a": 0, "": 1, "b": 2},
+        {"a": 0, "b": 1},
+        {"a": 1, "b": 2},
+        {"ab": 0, "c": 1},
+        {"a": 0, "bc": 1},
+        {"a": 0},
+        {},
+    ]
+    found = [vocabulary(folder(tmp_path / str(i), vocab)) for i, vocab in enumerate(vocabs)]
+    assert len({v.fingerprint for v in found}) == len(vocabs)
+    assert [v.size for v in found] == [3, 3, 2, 3, 2, 2, 1, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=st.lists(st.text("ab▁Ġ", max_size=3), unique=True, max_size=6), seed=st.integers(0, 2**32))
+def test_F49_any_two_ids_swapped_are_seen(tokens: list[str], seed: int) -> None:
+    """Equal exactly when every id stands for the same bytes; sizes say nothing."""
+    draw = random.Random(seed)
+    ids = sorted(draw.sample(range(9), len(tokens)))
+    one, other = dict(zip(tokens, ids, strict=True)), dict(zip(draw.sample(tokens, len(tokens)), ids, strict=True))
+    first, second = (Tokenizer(models.BPE(vocab=vocab, merges=[])) for vocab in (one, other))
+    same = token_bytes(first) == token_bytes(second)
+    nowhere = Path("/nowhere")
+    assert (describe(first, nowhere).fingerprint == describe(second, nowhere).fingerprint) == same == (one == other)
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"strip_each"}))
+def test_bytes_are_what_a_token_adds_to_a_text(family: str) -> None:
+    """Each id between two others, as the library decodes them; without those whose bytes are no characters."""
+    tokenizer = FAMILIES[family]()
+    table, seen = token_bytes(tokenizer), 0
+    beside = tokenizer.token_to_id("t") or 0
+    before, after = tokenizer.decode([beside]).encode(), table[beside] or b""
+    for token_id, value in enumerate(table):
+        text = tokenizer.decode([beside, token_id, beside], skip_special_tokens=False)
+        if value is not None and "\ufffd" not in text:
+            seen += 1
+            assert text.encode() == before + value + after, (token_id, tokenizer.id_to_token(token_id))
+    assert seen > len(table) // 3
 
 
 def test_special_and_ordinary_ids_of_equal_text_differ(tmp_path: Path) -> None:

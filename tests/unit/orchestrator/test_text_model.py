@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,28 @@ def test_templates_render_as_in_transformers(tmp_path: Path, name: str, opened: 
         assert list(ours.encode_messages(chat, arguments, opened)) == ids
 
 
+def random_texts(count: int) -> list[str]:
+    """Texts of all scripts, with what looks like special tokens, marks, escapes and controls among them."""
+    draw = random.Random(3)
+    parts = [
+        "안녕",
+        "שָׁלוֹם",
+        "عَرَبِيّ",
+        "👩\u200d👧",
+        "e\u0301",
+        "\u200b\ufeff",
+        "\ue000",
+        "\x00\x1b",
+        "<|im_end|>",
+        "<|im_start|>user\n",
+        "▁",
+        "Ġ",
+    ]
+    parts += ["the", " quick", "1234567", "  \n\t", "\r\n", "'ll", "\ufffd", "def f(x):", "!?…", "<0x41>", "ß", "½", "𝒳", "<|endoftext|>"]
+    codes = [*range(0x250), *range(0x5D0, 0x5EB), *range(0x600, 0x660), *range(0x4E00, 0x4F00), *range(0x1F300, 0x1F400)]
+    return ["".join(draw.choice([draw.choice(parts), chr(draw.choice(codes))]) for _ in range(draw.randrange(20))) for _ in range(count)]
+
+
 @pytest.mark.pair
 def test_the_real_template_and_tokenizer_agree_with_transformers() -> None:
     from transformers import AutoTokenizer
@@ -77,6 +100,15 @@ def test_the_real_template_and_tokenizer_agree_with_transformers() -> None:
             assert list(ours.encode(message["content"])) == theirs.encode(message["content"])
             assert ours.decode(ids, False) == theirs.decode(ids)
             assert ours.decode(ids, True) == theirs.decode(ids, skip_special_tokens=True)
+    for text in random_texts(400):
+        ids = theirs.encode(text)
+        assert list(ours.encode(text)) == ids
+        assert list(ours.encode(text, False)) == theirs.encode(text, add_special_tokens=False)
+        for skip in (True, False):
+            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+        for role in ("user", "system", "assistant", "tool", ""):
+            chat = [{"role": role, "content": text}]
+            assert ours.render(chat, {}, False) == theirs.apply_chat_template(chat, tokenize=False)
 
 
 @pytest.mark.parametrize("marks", [{}, {"add_bos_token": True}, {"add_bos_token": True, "add_eos_token": True}, {"add_bos_token": False}])
