@@ -7,12 +7,13 @@ import os
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 from specdec.engine import Engine, EngineConfig, EngineThread, KvBudget, load_engine
 from specdec.errors import Mismatch
 from specdec.grammar import GrammarCompiler
 from specdec.runtime.server import Runtime, Service, serve
-from specdec.terms import ModelInfo
+from specdec.terms import Grammar, ModelInfo
 from specdec.vocabulary import Vocabulary, describe, load_tokenizer
 from target_service.checks import Limits
 from target_service.executor import Executor
@@ -81,7 +82,12 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> S
     verifier = Verifier(limits(settings, info), budget)
     executor = Executor(engine, info.vocab_size, info.eos_token_ids, grammars)
     observer = StepObserver(runtime.telemetry, verifier)
-    loop = EngineLoop(verifier, executor.execute, thread, observer, settings.max_unread_results)
+    compilers = ThreadPoolExecutor(1, "grammars")
+
+    def compile_grammar(grammar: Grammar) -> asyncio.Future[object]:
+        return asyncio.get_running_loop().run_in_executor(compilers, grammars.compile, grammar)
+
+    loop = EngineLoop(verifier, executor.execute, thread, observer, compile_grammar, settings.max_unread_results)
     turns = asyncio.create_task(loop.run(), name="engine loop")
 
     def ended(task: asyncio.Task[None]) -> None:
@@ -94,6 +100,7 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> S
         turns.cancel()
         await asyncio.gather(turns, return_exceptions=True)
         thread.close(wait=False)
+        compilers.shutdown(wait=False, cancel_futures=True)
 
     servicer = TargetServicer(loop, info)
     return Service(

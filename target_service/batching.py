@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from target_service.checks import Limits
-from target_service.plan import Row, Score
+from target_service.plan import PromptScore, Row, Score
 from target_service.sessions import Key, Session
 
 PREFILL_SHARE = 8  # one part in so many of the row budget is kept for prefills while decode rows would take all of it
@@ -14,7 +14,8 @@ PREFILL_SHARE = 8  # one part in so many of the row budget is kept for prefills 
 def choose_rows(queued: Sequence[Session], limits: Limits) -> list[tuple[Session, Row]]:
     """Rows of the next step, in order of arrival: sessions that only decode first, then pieces of prefills, within `max_step_rows`.
 
-    A block is scored only together with the last committed token, never before the prompt is complete.
+    A block is scored only together with the last committed token, never before the prompt is complete. A round that decides nothing feeds
+    the rows of the prompt that score a token, and no other.
     """
     decodes = [s for s in queued if _todo(s) + _block(s) <= 1 + limits.max_num_speculative_tokens]
     prefills = [s for s in queued if _todo(s) + _block(s) > 1 + limits.max_num_speculative_tokens]
@@ -37,8 +38,10 @@ def choose_rows(queued: Sequence[Session], limits: Limits) -> list[tuple[Session
 
 
 def _todo(session: Session) -> int:
-    """Committed tokens that are not in KV yet, at least 1."""
-    return len(session.tokens) - session.kv_length
+    """Committed tokens that have to be fed, at least 1."""
+    assert session.pending is not None
+    end = len(session.tokens) if session.pending.decides else session.begin.prompt_length - 1
+    return end - session.kv_length
 
 
 def _block(session: Session) -> int:
@@ -51,11 +54,19 @@ def _row(session: Session, limits: Limits, size: int) -> Row:
     assert session.pending is not None and session.resident is not None
     start = session.kv_length
     tokens = tuple(session.tokens[start : start + size])
+    prompt = _prompt(session, start + size) if session.unscored else None
     if start + size < len(session.tokens):
-        return Row(session.resident, start, tokens)
+        return Row(session.resident, start, tokens, prompt=prompt)
     pending = session.pending
     score = Score(session.begin, session.tokens, pending.block, pending.distributions, limits.window - len(session.tokens))
-    return Row(session.resident, start, tokens + pending.block, score)
+    return Row(session.resident, start, tokens + pending.block, score, prompt)
+
+
+def _prompt(session: Session, end: int) -> PromptScore | None:
+    """What a row up to `end` says of the prompt that is not known yet; nothing when it only brings back what was parked."""
+    count = session.begin.sampling.prompt_logprobs
+    first, last = len(session.prompt_logprobs), min(end, session.begin.prompt_length - 1)
+    return None if count is None or first >= last else PromptScore(first, tuple(session.tokens[first + 1 : last + 1]), count)
 
 
 class Wave:

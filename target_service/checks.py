@@ -9,6 +9,7 @@ from specdec.errors import InvalidRequest, Unsupported
 from specdec.terms import LEGAL_METHODS, Begin, RejectionMethod, Step
 
 MAX_TRACEPARENT_CHARS = 128
+MAX_PROMPT_LOGPROBS = 200_000  # of one session, alternatives included: 2 MB of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,9 @@ def check_begin(step: Step, begin: Begin, limits: Limits) -> None:
     begin.sampling.check(limits.vocab_size)
     if begin.sampling.max_tokens is None:
         raise InvalidRequest("sampling.max_tokens", "must be complete: the target fills nothing in")
-    if begin.sampling.prompt_logprobs is not None:
-        raise Unsupported("sampling.prompt_logprobs")
+    if (count := begin.sampling.prompt_logprobs) is not None and begin.prompt_length * (1 + count) > MAX_PROMPT_LOGPROBS:
+        most = f"tokens of the prompt times (1 + prompt_logprobs) must be at most {MAX_PROMPT_LOGPROBS} (MAX_PROMPT_LOGPROBS)"
+        raise InvalidRequest("sampling.prompt_logprobs", f"{most}, got {begin.prompt_length} times {1 + count}")
     if begin.draft_method not in LEGAL_METHODS[begin.rejection_method]:
         legal = " or ".join(m.value for m in LEGAL_METHODS[begin.rejection_method])
         raise InvalidRequest("begin.draft_sample_method", f"must be {legal} with {begin.rejection_method.value}")

@@ -4,8 +4,9 @@ itself leaves `execute` and ends the process, since nobody knows any more what t
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -13,9 +14,22 @@ import torch
 from specdec.acceptance import verify
 from specdec.engine import Segment
 from specdec.errors import EngineFault, InvalidRequest, NonFinite, Unsupported
-from specdec.sampling import Constraint, Sampler
-from specdec.terms import Begin, Grammar
-from target_service.plan import Decided, Prefilled, Row, RowFault, RowOutcome, Score, StepOutcome, StepPlan, kv_length_after
+from specdec.sampling import Constraint, Sampler, token_logprobs
+from specdec.terms import Begin, Grammar, SamplingParams, TokenLogprobs
+from target_service.plan import (
+    Decided,
+    Drop,
+    Fork,
+    Prefilled,
+    PromptScore,
+    Row,
+    RowFault,
+    RowOutcome,
+    Score,
+    StepOutcome,
+    StepPlan,
+    kv_length_after,
+)
 
 INVALID_ARGUMENT, INTERNAL = 3, 13  # gRPC status code numbers
 log = logging.getLogger(__name__)
@@ -23,6 +37,7 @@ log = logging.getLogger(__name__)
 
 class KvStore(Protocol):
     def open(self) -> int: ...
+    def fork(self, slot: int, length: int) -> int: ...
     def close(self, slot: int) -> None: ...
     def length(self, slot: int) -> int: ...
     def truncate(self, slot: int, length: int) -> None: ...
@@ -48,6 +63,7 @@ class Executor:
     def __init__(self, engine: Engine, vocab_size: int, eos_ids: Sequence[int], grammars: Grammars | None = None) -> None:
         self._engine, self._vocab_size, self._eos_ids = engine, vocab_size, tuple(eos_ids)
         self._grammars = grammars
+        self._plain = Sampler(SamplingParams(), 0, vocab_size, (), ())  # reads rows that belong to no choice
         self._slots: dict[int, int] = {}
         self._samplers: dict[int, Sampler] = {}
 
@@ -55,8 +71,8 @@ class Executor:
         """Raises EngineFault when the step as a whole failed."""
         begun = time.perf_counter()
         try:
-            for resident in plan.drops:
-                self._drop(resident)
+            for change in plan.changes:
+                self._change(change)
             segments = [Segment(self._slot(row), row.start, row.tokens, row.logits_from) for row in plan.rows]
             logits = self._engine.forward(segments) if segments else []
             outcomes = tuple(self._outcome(row, scored) for row, scored in zip(plan.rows, logits, strict=True))
@@ -64,8 +80,12 @@ class Executor:
             raise EngineFault(f"engine step of {plan.size} rows failed: {type(error).__name__}: {error}") from error
         return StepOutcome(outcomes, int(1e6 * (time.perf_counter() - begun)))
 
-    def _drop(self, resident: int) -> None:
-        """A resident that was parked before its first row has nothing here."""
+    def _change(self, change: Fork | Drop) -> None:
+        """A resident that was parked before its first row has nothing to drop."""
+        resident = change.resident
+        if isinstance(change, Fork):
+            self._slots[resident] = self._engine.kv.fork(self._slots[change.donor], change.length)
+            return
         self._samplers.pop(resident, None)
         slot = self._slots.pop(resident, None)
         if slot is not None:
@@ -83,10 +103,9 @@ class Executor:
 
     def _outcome(self, row: Row, logits: torch.Tensor) -> RowOutcome:
         """logits [rows scored, head rows]"""
-        if row.score is None:
-            return Prefilled()
         try:
-            return self._decide(row, row.score, logits)
+            prompt = () if row.prompt is None else self._prompt_logprobs(row, row.prompt, logits)
+            return Prefilled(prompt) if row.score is None else self._decide(row, row.score, logits[-1 - len(row.score.block) :], prompt)
         except InvalidRequest as error:
             return RowFault(INVALID_ARGUMENT, str(error))
         except NonFinite as error:
@@ -96,7 +115,13 @@ class Executor:
             log.exception("session fails alone", extra={"resident": row.resident})
             return RowFault(INTERNAL, f"{type(error).__name__}: {error}")
 
-    def _decide(self, row: Row, score: Score, logits: torch.Tensor) -> Decided:
+    def _prompt_logprobs(self, row: Row, prompt: PromptScore, logits: torch.Tensor) -> tuple[TokenLogprobs, ...]:
+        """logits [rows scored, head rows]. Made as those of the output are. Raises NonFinite."""
+        first = prompt.first - row.start - row.logits_from
+        scored = zip(logits[first : first + len(prompt.tokens)], prompt.tokens, strict=True)
+        return _finite(token_logprobs(self._plain.raw(line), token, prompt.count) for line, token in scored)
+
+    def _decide(self, row: Row, score: Score, logits: torch.Tensor, prompt_logprobs: tuple[TokenLogprobs, ...]) -> Decided:
         begin = score.begin
         sampler = self._samplers.get(row.resident)
         if sampler is None:
@@ -111,10 +136,11 @@ class Executor:
             verdict.num_verified,
             verdict.num_accepted,
             kv_length,
-            verdict.logprobs,
+            _finite(verdict.logprobs),
             verdict.finish,
             verdict.stop_token_id,
             forced,
+            prompt_logprobs,
         )
 
     def _sampler(self, begin: Begin, prompt: Sequence[int]) -> Sampler:
@@ -124,3 +150,11 @@ class Executor:
                 raise Unsupported("sampling.grammar")
             constraint = self._grammars.compile(grammar)
         return Sampler(begin.sampling, begin.seed, self._vocab_size, self._eos_ids, prompt, constraint=constraint)
+
+
+def _finite(entries: Iterable[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    """The entries, all of them numbers; finite logits may lie so far apart that a log-probability is none. Raises NonFinite."""
+    checked = tuple(entries)
+    if not all(math.isfinite(x) for entry in checked for x in (entry.logprob, *entry.top_logprobs)):
+        raise NonFinite("a log-probability is not finite")
+    return checked

@@ -6,18 +6,19 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from specdec.errors import EngineFault, SpecdecError
-from specdec.terms import Answer, Close, Result, Step, TargetBeat
-from target_service.outlet import Batch, Outlet
-from target_service.plan import StepOutcome, StepPlan
+from specdec.errors import EngineFault, InvalidRequest, SpecdecError
+from specdec.terms import Answer, Close, Failed, Grammar, Result, Step, TargetBeat
+from target_service.outlet import Batch, Outlet, packed
+from target_service.plan import Compile, StepOutcome, StepPlan
 from target_service.verifier import Verifier
 
 TICK_S = 0.05  # how late a waiting Step may expire and a lease may end while the engine is idle or busy
 HUNG_STEPS, HUNG_MS = 20, 10_000.0  # a step older than both is hung
 FAREWELL_S = 1.0  # longest wait for the streams to tell their callers that the engine is gone
+INVALID_ARGUMENT, INTERNAL = 3, 13  # gRPC status code numbers
 log = logging.getLogger(__name__)
 
 
@@ -36,16 +37,21 @@ class Observer(Protocol):
 
 
 class EngineLoop:
+    """`execute` runs on the engine's thread; `compile_grammar` makes a grammar ready for it elsewhere, raising InvalidRequest."""
+
     def __init__(
         self,
         verifier: Verifier,
         execute: Callable[[StepPlan], StepOutcome],
         thread: Thread,
         observer: Observer,
+        compile_grammar: Callable[[Grammar], Awaitable[object]],
         max_unread_results: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.verifier = verifier
+        self._compile_grammar = compile_grammar
+        self._compiling: set[asyncio.Task[None]] = set()
         self._execute, self._thread, self._observer, self._clock = execute, thread, observer, clock
         self._max_unread = max_unread_results
         self._outlets: dict[int, Outlet] = {}
@@ -82,6 +88,23 @@ class EngineLoop:
             self._outlets[stream].offer(Batch(answers))
         for item in items:
             self.verifier.submit(stream, item, now_ms)
+        for order in self.verifier.take_grammars():
+            task = asyncio.create_task(self._compile(order), name=f"compile for {order.key}")
+            self._compiling.add(task)
+            task.add_done_callback(self._compiling.discard)
+        self._hand_out()
+        self._wake.set()
+
+    async def _compile(self, order: Compile) -> None:
+        fault = None
+        try:
+            await self._compile_grammar(order.grammar)
+        except InvalidRequest as error:
+            fault = Failed(INVALID_ARGUMENT, str(error), drop=True)
+        except Exception as error:
+            log.exception("a grammar cannot be compiled", extra={"session": order.key})
+            fault = Failed(INTERNAL, f"{type(error).__name__}: {error}", drop=True)
+        self.verifier.compiled(order, fault)
         self._hand_out()
         self._wake.set()
 
@@ -123,6 +146,7 @@ class EngineLoop:
             await self._say_farewell(error)
             raise
         finally:
+            tasks += self._compiling
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -156,12 +180,13 @@ class EngineLoop:
             self._observer.stepped(plan.size, outcome.engine_us, answers)
 
     def _hand_out(self, rows: int = 0, engine_us: int = 0) -> list[Answer]:
-        """One batch per stream of everything decided since the last call."""
+        """Everything decided since the last call, to each stream its own."""
         answers = self.verifier.take_answers()
         for stream, group in itertools.groupby(sorted(answers, key=_stream), key=_stream):
             outlet = self._outlets.get(stream)
             if outlet is not None:
-                outlet.offer(Batch([answer for _, answer in group], rows, engine_us))
+                for batch in packed([answer for _, answer in group], rows, engine_us):
+                    outlet.offer(batch)
         return [answer for _, answer in answers if isinstance(answer.outcome, Result)]
 
     async def _ticks(self) -> None:

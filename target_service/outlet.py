@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specdec.errors import Overloaded, SpecdecError
-from specdec.terms import Answer
+from specdec.terms import Answer, Result
 
 RETRY_AFTER_MS = 1000
+MAX_BATCH_LOGPROBS = 1_000_000  # of prompts, alternatives included: some 10 MB, far below the limit of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,21 @@ class Batch:
     answers: Sequence[Answer] = ()
     rows: int = 0
     engine_us: int = 0
+
+
+def packed(answers: Sequence[Answer], rows: int, engine_us: int) -> Iterator[Batch]:
+    """The answers in order, in one batch unless long prompts' log-probabilities come together. A single answer is never too long."""
+    batch: list[Answer] = []
+    size = 0
+    for answer in answers:
+        entries = answer.outcome.prompt_logprobs if isinstance(answer.outcome, Result) else ()
+        more = len(entries) * (1 + len(entries[0].top_ids)) if entries else 0
+        if batch and size + more > MAX_BATCH_LOGPROBS:
+            yield Batch(batch, rows, engine_us)
+            batch, size = [], 0
+        batch.append(answer)
+        size += more
+    yield Batch(batch, rows, engine_us)
 
 
 class Outlet:

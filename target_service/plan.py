@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.terms import Begin, DraftDistribution, FinishReason, TokenLogprobs
+from specdec.terms import Begin, DraftDistribution, FinishReason, Grammar, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,16 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScore:
+    """Log-probabilities of prompt tokens: the logits at position `first` + i are those of `tokens[i]`, which stands one further on and may
+    lie behind the row; `count` alternatives each."""
+
+    first: int
+    tokens: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One session's part of an engine step: cut its KV back to `start`, then feed `tokens` (committed ones, then the block).
 
@@ -34,6 +44,7 @@ class Row:
     start: int
     tokens: tuple[int, ...]
     score: Score | None = None
+    prompt: PromptScore | None = None
 
     @property
     def end(self) -> int:
@@ -41,16 +52,34 @@ class Row:
 
     @property
     def logits_from(self) -> int:
-        """Offset in `tokens` of the first row whose logits are needed; len(tokens) = none."""
-        return len(self.tokens) - (0 if self.score is None else 1 + len(self.score.block))
+        """Offset in `tokens` of the first row whose logits are needed; len(tokens) = none. Those behind it get theirs too."""
+        decided = len(self.tokens) - (0 if self.score is None else 1 + len(self.score.block))
+        return decided if self.prompt is None else min(decided, self.prompt.first - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """`resident` begins with the first `length` tokens of what `donor` holds."""
+
+    resident: int
+    donor: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The resident's KV goes away, if it ever had any."""
+
+    resident: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`drops`: residents whose KV goes away before the rows run."""
+    """`changes` come before the rows, in the order in which room was booked and released for them: so there is a donor for every fork, and
+    room, although the donor may be dropped in the same step."""
 
     rows: tuple[Row, ...]
-    drops: tuple[int, ...] = ()
+    changes: tuple[Fork | Drop, ...] = ()
 
     @property
     def size(self) -> int:
@@ -59,7 +88,9 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The row's tokens are in KV."""
+    """The row's tokens are in KV; with the log-probabilities that `Row.prompt` asked for."""
+
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +105,7 @@ class Decided:
     finish: FinishReason | None = None
     stop_token_id: int | None = None
     forced: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +125,15 @@ class StepOutcome:
 
     rows: tuple[RowOutcome, ...]
     engine_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """Make a grammar ready for the samplers to come, beside the engine's steps. `key` and `epoch` name the session that waits for it."""
+
+    key: tuple[str, str]
+    epoch: int
+    grammar: Grammar
 
 
 def kv_length_after(committed: int, num_accepted: int, num_tokens: int) -> int:

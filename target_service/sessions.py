@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.hashing import PrefixHash
-from specdec.terms import Answer, Begin, DraftDistribution, Step
+from specdec.terms import Answer, Begin, DraftDistribution, Step, TokenLogprobs
+from target_service.plan import PromptScore
 
 Key = tuple[str, str]
 """(orchestrator_id, session_id)"""
@@ -23,6 +25,7 @@ class Pending:
     serial: int  # order of arrival
     started_ms: float | None = None  # when its first row went to the engine
     scoring: bool = False  # its last row is in the engine now: "running" in the protocol's sense
+    decides: bool = True  # False: no token may follow, the round waits for the prompt's log-probabilities alone
 
     def queue_us(self) -> int:
         """0 for a Step that never reached the engine."""
@@ -32,7 +35,11 @@ class Pending:
 @dataclass(slots=True)
 class Session:
     """`tokens` = committed tokens; the first `kv_length` of them are in KV, never all of them. `resident` names the KV at the engine,
-    None = parked: the state is kept, the KV is not. `age` orders admissions: the highest number is the youngest."""
+    None = parked: the state is kept, the KV is not. `age` orders admissions: the highest number is the youngest.
+
+    `prompt_logprobs` = entries of tokens[1], tokens[2], ... until the epoch's first result takes them along. A row that was fed gives no
+    logits any more, so the KV never reaches past the first token that still lacks its entry.
+    """
 
     key: Key
     epoch: int
@@ -45,6 +52,9 @@ class Session:
     round: int = 0  # of the last result
     last: Answer | None = None  # that result
     pending: Pending | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    flying: bool = False  # a row of it is in the engine now
+    compiling: bool = False  # its grammar is not ready: no row of it runs
     closing: bool = False
     asked_ms: float = 0.0  # when its last Step came
     lease_until_ms: float | None = None  # set while no stream speaks for the session
@@ -58,20 +68,47 @@ class Session:
             self._hash.extend(self.tokens[self._hash.length : length])
         return self._hash.value
 
+    @property
+    def unscored(self) -> int:
+        """Prompt tokens whose log-probabilities are still owed: those from the second on, in the epoch's first result."""
+        if self.begin.sampling.prompt_logprobs is None or self.round > 0:
+            return 0
+        return self.begin.prompt_length - 1 - len(self.prompt_logprobs)
+
     def rebase(self, base_length: int, committed: tuple[int, ...]) -> None:
-        """Committed tokens become tokens[:base_length] + committed. KV that agrees beyond the base is kept, all but the newest token.
-        The base was compared by its hash, so no hash reaches past it."""
+        """Committed tokens become tokens[:base_length] + committed. KV and prompt log-probabilities that agree beyond the base are kept,
+        of the KV all but the newest token. The base was compared by its hash, so no hash reaches past it."""
         assert self._hash.length <= base_length <= len(self.tokens)
-        keep, old = base_length, self.tokens
-        limit = min(self.kv_length, base_length + len(committed) - 1)
-        while keep < limit and old[keep] == committed[keep - base_length]:
-            keep += 1
-        del old[base_length:]
-        old.extend(committed)
-        self.kv_length = keep
+        keep = base_length + agreement(self.tokens[base_length:], committed)
+        del self.tokens[base_length:]
+        self.tokens.extend(committed)
+        del self.prompt_logprobs[max(0, keep - 1) :]
+        self._hold(min(keep, self.kv_length))
+
+    def prefilled(self, end: int, prompt: PromptScore | None, logprobs: Sequence[TokenLogprobs]) -> None:
+        """A piece up to `end`, of tokens that are still the session's, is in KV. The token behind the piece may be another by now."""
+        for token, entry in zip(() if prompt is None else prompt.tokens, logprobs, strict=True):
+            place = len(self.prompt_logprobs) + 1
+            if place == len(self.tokens) or self.tokens[place] != token:
+                break
+            self.prompt_logprobs.append(entry)
+        self._hold(end)
+
+    def _hold(self, kv_length: int) -> None:
+        self.kv_length = min(kv_length, len(self.tokens) - 1, len(self.prompt_logprobs) if self.unscored else kv_length)
+
+    def shareable(self, committed: Sequence[int]) -> int:
+        """How many leading tokens of `committed` are in KV here; never all of them, since the newest one's row is needed."""
+        return 0 if self.resident is None else min(agreement(self.tokens[: self.kv_length], committed), len(committed) - 1)
 
     def drop_kv(self) -> None:
         self.resident, self.kv_length = None, 0
+
+
+def agreement(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def continues(step: Step, pending: Pending) -> bool:

@@ -7,17 +7,18 @@ Rules (the words are those of target.proto):
   answer. A round that waits or runs is answered once, however often it was asked: running, the newer block is ignored; waiting, it
   replaces the older one when it begins with it. Every other answer leaves the round open.
 - "Running" is a Step whose block is in the engine. A Step between two pieces of its prefill still waits: it may expire and be closed.
-- KV: a new session must fit under the watermark with room to grow, and behind every parked one. When live sessions outgrow the pool the
-  youngest is parked: its KV goes, its state stays. Parked sessions return in the order of their age, oldest first, so the oldest always
-  makes progress and each end of a session lets at most as many return as its room allows: no livelock.
+- KV is given out by room.py: who has to wait, who is parked, who begins with a fork. A parked session keeps its state.
+- A fork shares the KV of the tokens that both have; with or without it the session decides the same. Prompt rows that were shared give no
+  logits, so a session that asks for the prompt's log-probabilities is never forked.
+- The epoch's first result carries the prompt's log-probabilities. Pieces add theirs by position; parking and expiry keep them, other
+  tokens cut them back to what agrees. A round that may decide nothing still waits for them.
+- A grammar is compiled before the first row of its session, beside the engine: that may take longer than a step.
 - A stream's end drops what waits; what runs finishes and is stored. Within the lease the same orchestrator takes its sessions over by
   speaking of them; after it they are gone.
 - Close drops a waiting Step, lets a running one finish, and `closed` is the last answer of the epoch.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from specdec.errors import InvalidRequest, ProtocolFault, Unsupported
 from specdec.terms import (
@@ -39,27 +40,17 @@ from specdec.terms import (
 )
 from target_service.batching import StepCost, Wave, choose_rows
 from target_service.checks import Limits, check_begin, check_distributions, check_step
-from target_service.plan import Decided, Prefilled, Row, RowFault, RowOutcome, StepOutcome, StepPlan
+from target_service.plan import Compile, Decided, Prefilled, Row, RowFault, RowOutcome, StepOutcome, StepPlan
+from target_service.room import Budget, Room
 from target_service.sessions import Key, Pending, Session, continues
 
 INVALID_ARGUMENT, UNIMPLEMENTED, UNAVAILABLE = 3, 12, 14  # gRPC status code numbers
 MAX_MESSAGE_CHARS = 1000
 
 
-class Budget(Protocol):
-    """Accounting of KV room by resident: specdec.engine.KvBudget."""
-
-    @property
-    def used_tokens(self) -> int: ...
-    @property
-    def total_tokens(self) -> int: ...
-    def can_admit(self, tokens: int, reserve_tokens: int) -> bool: ...
-    def grow(self, session: int, tokens: int) -> bool: ...
-    def release(self, session: int) -> None: ...
-
-
 class Verifier:
-    """`submit`, `attach`, `detach` and `tick` as things happen; `plan` → engine → `commit`; `take_answers` after any of them."""
+    """`submit`, `attach`, `detach` and `tick` as things happen; `plan` → engine → `commit`; `take_grammars` → compiler → `compiled`;
+    `take_answers` after any of them."""
 
     def __init__(self, limits: Limits, budget: Budget) -> None:
         self.limits = limits
@@ -70,9 +61,10 @@ class Verifier:
         self._sessions: dict[Key, Session] = {}
         self._streams: dict[int, str] = {}
         self._answers: list[tuple[int, Answer]] = []
-        self._drops: list[int] = []
+        self._room = Room(limits, budget, self._sessions)
+        self._grammars: list[Compile] = []
         self._flying: list[tuple[Session, Row]] = []
-        self._serial = 0  # names streams, admissions, arrivals and residents
+        self._serial = 0  # names streams, admissions and arrivals
 
     # ------------------------------------------------------------ what an observer may ask
 
@@ -98,6 +90,11 @@ class Verifier:
         """(stream, answer) since the last call, in order."""
         answers, self._answers = self._answers, []
         return answers
+
+    def take_grammars(self) -> list[Compile]:
+        """To be compiled since the last call; each is answered by `compiled`."""
+        grammars, self._grammars = self._grammars, []
+        return grammars
 
     # ------------------------------------------------------------ streams
 
@@ -175,10 +172,24 @@ class Verifier:
     def _admit(self, stream: int, key: Key, step: Step, begin: Begin, now_ms: float) -> None:
         self._serial += 1
         session = Session(key, step.epoch, begin, self._serial, stream)
-        if self.num_sessions >= self.limits.max_sessions or not self._house(session, len(step.tokens) - step.num_proposed, now_ms):
+        committed = step.tokens[: len(step.tokens) - step.num_proposed]
+        donor = None if begin.sampling.prompt_logprobs is not None else self._sessions.get((key[0], begin.fork_session_id))
+        shared = 0 if donor is None else donor.shareable(committed)
+        if self.num_sessions >= self.limits.max_sessions or not self._room.house(session, len(committed), now_ms, donor, shared):
             return self._say(stream, step, NoRoom(self.limits.retry_after_ms))
         self._sessions[key] = session
+        if begin.sampling.grammar is not None:
+            session.compiling = True
+            self._grammars.append(Compile(key, step.epoch, begin.sampling.grammar))
         self._enqueue(session, step, now_ms)
+
+    def compiled(self, order: Compile, fault: Failed | None) -> None:
+        """The grammar is ready; or it cannot be, and the sessions that wait for it fail alone."""
+        session = self._sessions.get(order.key)
+        if session is not None and session.epoch == order.epoch:
+            session.compiling = False
+            if fault is not None:
+                self._fail(session, fault)
 
     def _enqueue(self, session: Session, step: Step, now_ms: float) -> None:
         """A new round: take over the committed tokens, or say what stands in the way."""
@@ -186,37 +197,45 @@ class Verifier:
         if session.begin.prompt_length > base + len(committed):
             raise InvalidRequest("step.tokens", "the committed tokens must not be fewer than the prompt's")
         session.asked_ms = now_ms
-        if session.resident is None and not self._house(session, base + len(committed), now_ms):
+        if session.resident is None and not self._room.house(session, base + len(committed), now_ms):
             return self._tell(session, step.round, NoRoom(self.limits.retry_after_ms))
         agrees = base <= len(session.tokens) and session.hash_at(base) == step.base_hash
         if base > 0 and (base > session.kv_length or not agrees):
             return self._tell(session, step.round, PrefixNeeded(session.kv_length if agrees else 0))
         session.rebase(base, committed)
-        if self._room(session) < 1:
+        decides = self._left(session) > 0
+        if not decides and not session.unscored:
             return self._conclude(session, step.round)
         self._serial += 1
-        session.pending = Pending(step.round, (), (), now_ms, now_ms + step.remaining_ms, self._serial)
+        session.pending = Pending(step.round, (), (), now_ms, now_ms + step.remaining_ms, self._serial, decides=decides)
         self._set_block(session, session.pending, step)
 
     def _set_block(self, session: Session, pending: Pending, step: Step) -> None:
         """Proposals that can count: the target's own token comes after the last of them."""
-        most = min(self._room(session), self.limits.max_step_rows) - 1
+        most = max(0, min(self._left(session), self.limits.max_step_rows) - 1)
         first = len(step.tokens) - step.num_proposed
         pending.block = step.tokens[first : first + most]
         pending.distributions = step.distributions[:most]
 
-    def _room(self, session: Session) -> int:
+    def _left(self, session: Session) -> int:
         """Tokens that may still be decided: by the window, and by the request."""
         assert session.begin.sampling.max_tokens is not None
         output = len(session.tokens) - session.begin.prompt_length
         return min(self.limits.window - len(session.tokens), session.begin.sampling.max_tokens - output)
 
-    def _conclude(self, session: Session, round_: int) -> None:
-        """Nothing may be decided any more: the round ends without the engine."""
-        length = len(session.tokens)
-        result = Result(length, session.kv_length, num_verified=0, num_accepted=0, tokens=(), finish=FinishReason.LENGTH)
-        session.round, session.last = round_, Answer(session.key[1], session.epoch, round_, result)
-        self._tell(session, round_, result)
+    def _conclude(self, session: Session, round_: int, queue_us: int = 0) -> None:
+        """Nothing may be decided any more: the round ends without a decision of the engine."""
+        prompt_logprobs = tuple(session.prompt_logprobs)
+        result = Result(len(session.tokens), session.kv_length, 0, 0, (), finish=FinishReason.LENGTH, prompt_logprobs=prompt_logprobs)
+        self._end_round(session, round_, result, queue_us)
+
+    def _end_round(self, session: Session, round_: int, result: Result, queue_us: int) -> None:
+        """The one place where a round ends: its result is stored, and told to whoever listens."""
+        session.pending = None
+        session.prompt_logprobs.clear()
+        session.round, session.last = round_, Answer(session.key[1], session.epoch, round_, result, queue_us)
+        if session.stream is not None:
+            self._answers.append((session.stream, session.last))
 
     def _close(self, stream: int, key: Key, close: Close) -> None:
         session = self._sessions.get(key)
@@ -239,56 +258,17 @@ class Verifier:
             self._tell(session, 0, Closed())
         self._forget(session)
 
+    def _fail(self, session: Session, failed: Failed) -> None:
+        """What ends a session by its own trouble."""
+        if session.pending is not None:
+            self._tell(session, session.pending.round, failed)
+        self._forget(session)
+
     def _forget(self, session: Session) -> None:
         """The one place where a session ends."""
         del self._sessions[session.key]
         self.wave.gone(session.key)
-        self._free(session)
-
-    # ------------------------------------------------------------ room
-
-    def _house(self, session: Session, tokens: int, now_ms: float) -> bool:
-        """Give a new or parked session its KV room, if its turn has come."""
-        since = now_ms - self.limits.lease_ms  # who did not ask for so long is not in the way
-        parked = (s for s in self._sessions.values() if s.resident is None and s.stream is not None and s.asked_ms >= since)
-        if any(other.age < session.age for other in parked):
-            return False
-        reserve = min(self.limits.reserve_tokens, self.limits.window - tokens)
-        while self.budget.used_tokens and not self.budget.can_admit(tokens, reserve):
-            orphans = [s for s in self._residents() if s.stream is None]
-            if not orphans:
-                return False
-            self._free(max(orphans, key=_age))
-        self._serial += 1
-        if not self.budget.grow(self._serial, tokens):
-            return False
-        session.resident = self._serial
-        return True
-
-    def _make_room(self, session: Session) -> None:
-        """Room for the session's next step, at the cost of those nobody speaks for, then of the youngest, which may be itself."""
-        assert session.pending is not None
-        need = len(session.tokens) + len(session.pending.block)
-        while session.resident is not None and not self.budget.grow(session.resident, need):
-            residents = self._residents()
-            victim = max([s for s in residents if s.stream is None] or residents, key=_age)
-            if victim.pending is not None:
-                self._tell(victim, victim.pending.round, NoRoom(self.limits.retry_after_ms))
-                victim.pending = None
-            self.wave.gone(victim.key)
-            self._free(victim)
-
-    def _residents(self) -> list[Session]:
-        """Sessions that hold KV and are not in the engine now."""
-        flying = {id(session) for session, _ in self._flying}
-        return [s for s in self._sessions.values() if s.resident is not None and id(s) not in flying]
-
-    def _free(self, session: Session) -> None:
-        """Release the session's KV. Once: who has none has nothing to release."""
-        if session.resident is not None:
-            self.budget.release(session.resident)
-            self._drops.append(session.resident)
-            session.drop_kv()
+        self._room.free(session)
 
     # ------------------------------------------------------------ the engine's turn
 
@@ -307,20 +287,27 @@ class Verifier:
         if self._flying:
             raise ProtocolFault("a step is planned while another one runs")
         self.tick(now_ms)
-        queued = self.queued
+        queued = [s for s in self.queued if not s.compiling]
         for session in sorted(queued, key=_age):
             if session.pending is not None:
-                self._make_room(session)
+                self._extend(session)
         self._flying = choose_rows([s for s in queued if s.pending is not None], self.limits)
         for session, row in self._flying:
             assert session.pending is not None
-            session.pending.scoring = row.score is not None
+            session.flying, session.pending.scoring = True, row.score is not None
             if session.pending.started_ms is None:
                 session.pending.started_ms = now_ms
-        drops, self._drops = tuple(self._drops), []
-        if not self._flying and not drops:
+        changes = self._room.take_changes()
+        if not self._flying and not changes:
             return None
-        return StepPlan(tuple(row for _, row in self._flying), drops)
+        return StepPlan(tuple(row for _, row in self._flying), changes)
+
+    def _extend(self, session: Session) -> None:
+        for parked in self._room.extend(session):
+            if parked.pending is not None:
+                self._tell(parked, parked.pending.round, NoRoom(self.limits.retry_after_ms))
+                parked.pending = None
+            self.wave.gone(parked.key)
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now_ms: float) -> None:
         """What the engine did becomes state and answers. A session that ended or moved on meanwhile is passed over."""
@@ -329,6 +316,7 @@ class Verifier:
             self.cost.seen(plan.size, outcome.engine_us / 1000)
         answered: list[Key] = []
         for (session, row), result in zip(flying, outcome.rows, strict=True):
+            session.flying = False
             if self._sessions.get(session.key) is session and session.resident == row.resident:
                 if isinstance(result, Decided) and result.finish is None:
                     answered.append(session.key)
@@ -337,16 +325,16 @@ class Verifier:
             self.wave.begin(answered, now_ms + self.limits.wave_fraction * self.cost.predicted_ms(plan.size))
 
     def _apply(self, session: Session, row: Row, outcome: RowOutcome) -> None:
-        if isinstance(outcome, Prefilled):
-            # The Step may have expired and come again with other tokens while this piece ran.
-            if session.kv_length == row.start and tuple(session.tokens[row.start : row.end]) == row.tokens:
-                session.kv_length = min(row.end, len(session.tokens) - 1)
+        # A Step that is not scored yet may have expired and come again with other tokens while this piece ran.
+        if row.score is None and (session.kv_length != row.start or tuple(session.tokens[row.start : row.end]) != row.tokens):
             return
         pending, closing = session.pending, session.closing
-        if isinstance(outcome, RowFault):
-            if pending is not None:
-                self._tell(session, pending.round, Failed(outcome.code, outcome.message[:MAX_MESSAGE_CHARS], drop=True))
-            self._forget(session)
+        if isinstance(outcome, Prefilled):
+            session.prefilled(row.end, row.prompt, outcome.prompt_logprobs)
+            if pending is not None and not pending.decides and not session.unscored:
+                self._conclude(session, pending.round, pending.queue_us())
+        elif isinstance(outcome, RowFault):
+            self._fail(session, Failed(outcome.code, outcome.message[:MAX_MESSAGE_CHARS], drop=True))
         else:
             assert pending is not None
             self._decided(session, pending, outcome)
@@ -366,14 +354,11 @@ class Verifier:
             forced=decided.forced,
             finish=decided.finish,
             stop_token_id=decided.stop_token_id,
+            prompt_logprobs=(*session.prompt_logprobs, *decided.prompt_logprobs),
         )
         session.tokens.extend(decided.tokens)
         session.kv_length = decided.kv_length
-        session.pending = None
-        session.round = pending.round
-        session.last = Answer(session.key[1], session.epoch, pending.round, result, pending.queue_us())
-        if session.stream is not None:
-            self._answers.append((session.stream, session.last))
+        self._end_round(session, pending.round, result, pending.queue_us())
 
     # ------------------------------------------------------------ answers
 

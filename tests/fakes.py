@@ -84,6 +84,13 @@ class ScriptedKv:
         self.slots[self.opened] = []
         return self.opened
 
+    def fork(self, slot: int, length: int) -> int:
+        if length > len(self.slots[slot]):
+            raise AssertionError(f"slot {slot} holds {len(self.slots[slot])} tokens, {length} of them cannot be shared")
+        name = self.open()
+        self.slots[name] = self.slots[slot][:length]
+        return name
+
     def close(self, slot: int) -> None:
         del self.slots[slot]  # KeyError = released twice
         self.closed += 1

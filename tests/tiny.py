@@ -78,6 +78,11 @@ def save_tiny(folder: Path | str, seed: int = 0, *, layers: int = 2, vocab: int 
     return folder
 
 
+def tiny_tokenizer() -> Tokenizer:
+    """The tokenizer that save_tiny writes: byte-level, TOKENIZER_VOCAB ids."""
+    return Tokenizer.from_str(_tokenizer_json())
+
+
 def _shape(layers: int, vocab: int, window: int) -> dict[str, Any]:
     return {
         "num_hidden_layers": layers,

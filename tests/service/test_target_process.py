@@ -73,14 +73,14 @@ import sys, time
 from target_service import __main__ as target
 
 def broken(settings, load=target.load):
-    engine, words = load(settings)
+    engine, *rest = load(settings)
     forward = engine.forward
     def breaking(segments):
         if any(299 in segment.tokens for segment in segments):
             {fault}
         return forward(segments)
     engine.forward = breaking
-    return engine, words
+    return engine, *rest
 
 target.load = broken
 sys.exit(target.main())

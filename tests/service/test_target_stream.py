@@ -58,7 +58,7 @@ class Target:
 async def serving(max_unread: int = 64, **limits: Any) -> AsyncIterator[Target]:
     bench = Bench(**limits)
     thread = EngineThread("test engine")
-    loop = EngineLoop(bench.verifier, bench.executor.execute, thread, Silent(), max_unread)
+    loop = EngineLoop(bench.verifier, bench.executor.execute, thread, Silent(), bench.compile_grammar, max_unread)
     running = asyncio.create_task(loop.run())
     server = grpc.aio.server(interceptors=[CallInterceptor(Telemetry("target"))], options=server_options())
     TargetServicer(loop, INFO).add_to(server)

@@ -3,17 +3,32 @@ orchestrator does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from specdec.errors import InvalidRequest
 from specdec.hashing import prefix_hash
 from specdec.sampling import Sampler
-from specdec.terms import Answer, Begin, Close, Failed, NoRoom, PrefixNeeded, Result, SamplingParams, StaleEpoch, Step, UnknownSession
+from specdec.terms import (
+    Answer,
+    Begin,
+    Close,
+    Failed,
+    Grammar,
+    NoRoom,
+    PrefixNeeded,
+    Result,
+    SamplingParams,
+    StaleEpoch,
+    Step,
+    UnknownSession,
+)
 from target_service.checks import Limits
-from target_service.executor import Executor
+from target_service.executor import Executor, Grammars
 from target_service.plan import StepPlan
 from target_service.verifier import Verifier
 from tests.fakes import Script, ScriptedEngine, hashed_script
@@ -24,28 +39,51 @@ SAMPLED = SamplingParams(temperature=1.0, max_tokens=1000)
 
 
 class Pool:
-    """KV accounting token by token, in the shape of specdec.engine.KvBudget."""
+    """KV accounting token by token, in the shape of specdec.engine.KvBudget. A resident holds cells; forks hold their donor's."""
 
     def __init__(self, total_tokens: int, watermark: float = 1.0) -> None:
         self.total_tokens, self._watermark = total_tokens, watermark
-        self.held: dict[int, int] = {}
+        self.cells: dict[int, list[int]] = {}
         self.releases: list[int] = []
+        self._names = itertools.count()
+
+    @property
+    def held(self) -> dict[int, int]:
+        return {resident: len(cells) for resident, cells in self.cells.items()}
 
     @property
     def used_tokens(self) -> int:
-        return sum(self.held.values())
+        return len(set(itertools.chain.from_iterable(self.cells.values())))
 
     def can_admit(self, tokens: int, reserve_tokens: int) -> bool:
         return self.used_tokens + tokens + reserve_tokens <= self._watermark * self.total_tokens
 
     def grow(self, session: int, tokens: int) -> bool:
-        if self.used_tokens - self.held.get(session, 0) + tokens > self.total_tokens:
+        held = self.cells.get(session, [])
+        more = max(0, tokens - len(held))
+        if self.used_tokens + more > self.total_tokens:
             return False
-        self.held[session] = max(tokens, self.held.get(session, 0))
+        self.cells[session] = held + list(itertools.islice(self._names, more))
         return True
 
+    def fork(self, child: int, parent: int, tokens: int) -> bool:
+        assert child not in self.cells and tokens <= len(self.cells[parent])
+        self.cells[child] = self.cells[parent][:tokens]
+        return True
+
+    def write(self, writes: Mapping[Hashable, tuple[int, int]]) -> bool:
+        [(session, (start, end))] = writes.items()
+        assert isinstance(session, int)
+        before = self.cells[session]
+        others = set(itertools.chain.from_iterable(cells for name, cells in self.cells.items() if name != session))
+        self.cells[session] = before[:start] + [next(self._names) if cell in others else cell for cell in before[start:]]
+        if self.used_tokens <= self.total_tokens and self.grow(session, end):
+            return True
+        self.cells[session] = before
+        return False
+
     def release(self, session: int) -> None:
-        del self.held[session]  # KeyError = released twice
+        del self.cells[session]  # KeyError = released twice
         self.releases.append(session)
 
 
@@ -53,16 +91,24 @@ class Bench:
     """One target process. `now` is milliseconds; nothing moves it but the test."""
 
     def __init__(
-        self, script: Script | None = None, *, vocab: int = VOCAB, pool: int = 4096, eos_ids: tuple[int, ...] = (), **limits: Any
+        self,
+        script: Script | None = None,
+        *,
+        vocab: int = VOCAB,
+        pool: int = 4096,
+        eos_ids: tuple[int, ...] = (),
+        grammars: Grammars | None = None,
+        **limits: Any,
     ) -> None:
         self.engine = ScriptedEngine(script or hashed_script(vocab), vocab_size=vocab, eos_ids=eos_ids)
         defaults = Limits(
             vocab_size=vocab, window=512, max_sessions=64, max_step_rows=64, max_num_speculative_tokens=8, reserve_tokens=8, lease_ms=1000.0
         )
         self.limits = replace(defaults, **limits)
-        self.pool = Pool(pool)
+        self.pool: Any = Pool(pool)
         self.verifier = Verifier(self.limits, self.pool)
-        self.executor = Executor(self.engine, vocab, eos_ids)
+        self.grammars = grammars
+        self.executor = Executor(self.engine, vocab, eos_ids, grammars)
         self.now = 0.0
         self.step_ms = 10.0
 
@@ -78,7 +124,23 @@ class Bench:
     def heard(self, stream: int | None = None) -> list[Answer]:
         return [answer for to, answer in self.verifier.take_answers() if stream is None or to == stream]
 
+    async def compile_grammar(self, grammar: Grammar) -> object:
+        assert self.grammars is not None
+        return self.grammars.compile(grammar)
+
+    def compile(self) -> None:
+        """The compiler's part: everything that waits for it."""
+        for order in self.verifier.take_grammars():
+            fault = None
+            try:
+                assert self.grammars is not None
+                self.grammars.compile(order.grammar)
+            except InvalidRequest as error:
+                fault = Failed(3, str(error), drop=True)
+            self.verifier.compiled(order, fault)
+
     def plan(self) -> StepPlan | None:
+        self.compile()
         return self.verifier.plan(self.now)
 
     def finish(self, plan: StepPlan) -> None:
@@ -210,6 +272,7 @@ class Caller:
     seed: int = 7
     draft: Drafter = lambda committed: ()
     want: int = 20
+    fork: str = ""
     committed: list[int] = field(default_factory=list)
     epoch: int = 0
     round: int = 0
@@ -239,7 +302,7 @@ class Caller:
 
     def build(self, block: Sequence[int] | None = None) -> Step:
         block = tuple(self.draft(self.committed)) if block is None else tuple(block)
-        begin = None if self.begun else Begin(len(self.prompt), self.sampling, self.seed)
+        begin = None if self.begun else Begin(len(self.prompt), self.sampling, self.seed, fork_session_id=self.fork)
         tokens = (*self.committed[self.kv :], *block)
         return Step(
             self.session, self.epoch, self.round, self.kv, prefix_hash(self.committed[: self.kv]), tokens, len(block), 60_000, begin=begin

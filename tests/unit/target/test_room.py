@@ -7,8 +7,8 @@ import contextlib
 import pytest
 
 from specdec.terms import Close, NoRoom, PrefixNeeded, Result
+from target_service.room import Room
 from target_service.sessions import Session
-from target_service.verifier import Verifier
 from tests.fakes import ScriptedRow, hashed_script
 from tests.unit.target.harness import VOCAB, Bench, Caller, first_step, next_step, only, oracle, reference, run_all
 
@@ -181,26 +181,26 @@ def test_eight_sessions_with_different_ends(seed: int) -> None:
 def test_evicting_the_least_recently_used_thrashes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin of the two tests above: whoever needs room takes it from whoever asked longest ago."""
 
-    def make_room(self: Verifier, session: Session) -> None:
-        pending = session.pending
-        need = len(session.tokens) + (len(pending.block) if pending is not None else 0)
-        while session.resident is not None and not self.budget.grow(session.resident, need):
-            victim = min((s for s in self._residents() if s is not session), key=lambda s: (s.asked_ms, s.age))
+    def take(self: Room, session: Session, tokens: int) -> None:
+        while session.resident is not None and not self._budget.grow(session.resident, tokens):
+            victim = min((s for s in self._evictable() if s is not session), key=lambda s: (s.asked_ms, s.age))
             if victim.pending is not None:
-                self._tell(victim, victim.pending.round, NoRoom(0))
+                bench.verifier._tell(victim, victim.pending.round, NoRoom(0))
                 victim.pending = None
-            self._free(victim)
+            self.free(victim)
 
-    def house(self: Verifier, session: Session, tokens: int, now_ms: float) -> bool:
-        self._serial += 1
-        session.resident = self._serial
-        session.tokens, kept = session.tokens or [0] * tokens, session.tokens
-        make_room(self, session)
-        session.tokens = kept
+    def extend(self: Room, session: Session) -> list[Session]:
+        assert session.pending is not None
+        take(self, session, len(session.tokens) + len(session.pending.block))
+        return []
+
+    def house(self: Room, session: Session, tokens: int, now_ms: float, donor: Session | None = None, shared: int = 0) -> bool:
+        session.resident = next(self._names)
+        take(self, session, tokens)
         return True
 
-    monkeypatch.setattr(Verifier, "_house", house)
-    monkeypatch.setattr(Verifier, "_make_room", make_room)
+    monkeypatch.setattr(Room, "house", house)
+    monkeypatch.setattr(Room, "extend", extend)
     bench = Bench(pool=7 * 50, reserve_tokens=16)
     made = callers(bench, 8, want=40, k=0)
     with contextlib.suppress(AssertionError):  # of not getting anywhere
