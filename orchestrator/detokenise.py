@@ -237,7 +237,7 @@ def _steps(described: Iterable[dict[str, Any]]) -> list[Step]:
     fused = False  # behind this, pieces are parts of one text and their borders mean nothing
     for step in described:
         kind = step["type"]
-        if kind == "ByteLevel":
+        if kind == "ByteLevel" and not any(isinstance(step, _ByteFallback) for step in steps):
             steps.append(_ByteLevel())
             fused = True
         elif kind == "ByteFallback":
@@ -337,7 +337,7 @@ class IncrementalDecoder:
     def _waiting(self) -> str:
         for i, step in enumerate(self._steps):
             if text := step.waiting():
-                return _through(copy.deepcopy(self._steps[i + 1 :]), (text,))
+                return _through([copy.copy(later) for later in self._steps[i + 1 :]], (text,))
         return ""
 
     def _rest(self) -> str:

@@ -228,6 +228,24 @@ def test_an_unfinished_character_in_front_of_a_special_id_shows_as_decoded() -> 
         assert got == Outcome(BUILDS[build]().decode(broken), 4, "<|end|>")
 
 
+@pytest.mark.parametrize("build", BUILDS)
+def test_what_leaves_in_front_of_an_error_comes_again_when_resumed(build: str) -> None:
+    """A stream that breaks off says what it held back, in a delta without ids. Who resumes drops it: the ids bring it again, whole."""
+    ids, plan = ids_of(build, ["a", "b", "🎉", "ab", "다", "é", "b", "a"]), DecoderPlan(BUILDS[build]())
+    whole, dropped = BUILDS[build]().decode(ids), ""
+
+    def stream(resumed: Sequence[int] = ()) -> AnswerStream:
+        return AnswerStream(IncrementalDecoder(plan), StopMatcher(["bbb", "abx"]), prompt_tokens=1, resumed=resumed)
+
+    for cut in range(len(ids) + 1):
+        first, second = stream(), stream(ids[:cut])
+        before, rest = first.tokens(decided(*ids[:cut])).text, first.flush()
+        assert before + rest == BUILDS[build]().decode(ids[:cut])
+        assert before + second.tokens(decided(*ids[cut:])).text + second.flush() == whole
+        dropped += rest
+    assert "ab" in dropped and "\ufffd" in dropped
+
+
 # --- broken twins -------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.fronts.textwork import TextWork
 from orchestrator.template import ChatTemplate
 from orchestrator.text import TextModel, template_args
 from specdec.errors import InvalidRequest, NotFound
@@ -127,6 +129,18 @@ def test_a_prompt_is_never_cut_or_padded(tmp_path: Path) -> None:
     tokenizer.enable_padding(length=4)
     ours = TextModel(folder(tmp_path, tokenizer))
     assert len(ours.encode("a")) == 1 and len(ours.encode("the quick brown fox jumps over")) > 4
+
+
+async def test_a_long_prompt_leaves_the_loop_alone(tmp_path: Path) -> None:
+    """100 000 tokens in a thread of their own, which lets go of the interpreter: the loop turns many times meanwhile."""
+    model, work, turns = TextModel(folder(tmp_path, byte_level())), TextWork(), 0
+    text = "안녕 the quick brown fox " * 15_000
+    task = asyncio.create_task(work.run(lambda: model.encode(text)))
+    while not task.done():
+        turns += 1
+        await asyncio.sleep(0)
+    work.close()
+    assert len(await task) > 100_000 and turns > 20
 
 
 def test_a_template_prints_the_day_it_is_told() -> None:
