@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.drafts import FLOAT64, EveryDraft, every_draft
 from tests.e2e.stack import Stack, running
 from tests.tiny import save_tiny
 from tests.tools import require_model
@@ -17,9 +18,15 @@ WINDOW = 256
 def questioned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A tiny model in float64 that drafts for itself; its window is WINDOW tokens. Nothing in it is killed or restarted."""
     model = save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0, window=WINDOW)
-    settings = {"DTYPE": "float64", "SELF_TEST": "false"}
-    with running(model, model, target=settings, draft=settings) as stack:
+    with running(model, model, target=FLOAT64, draft=FLOAT64) as stack:
         yield stack
+
+
+@pytest.fixture(scope="package")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EveryDraft]:
+    """One target, four orchestrators; drafts that are always, hardly ever and never right, and none."""
+    with every_draft(tmp_path_factory.mktemp("models")) as drafts:
+        yield drafts
 
 
 @pytest.fixture(scope="package")

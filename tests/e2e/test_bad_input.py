@@ -126,6 +126,9 @@ UNKNOWN = {
     "block too long": (num(12, 17), "num_speculative_tokens"),
     "seventeen stops": (b"".join(sub(9, b"x") for _ in range(17)), "stop"),
     "empty stop": (sub(9, b""), "stop[0]"),
+    "seventeen answers": (num(7, 17), "n"),
+    "two answers to resume": (num(7, 2) + packed(4, [5, 6]), "n"),
+    "too many alternatives of the prompt": (sampling(num(16, 21)), "sampling.prompt_logprobs"),
     "a name of 129 bytes": (sub(18, b"x" * 129), "request_id"),
     "an empty name": (sub(18, b""), "request_id"),
 }
@@ -140,6 +143,57 @@ def test_F52_unknown_ids_and_values(client: RawClient, name: str) -> None:
 @pytest.mark.parametrize("token", [VOCAB, MINUS_ONE, 2**31])
 def test_F52_prompt_ids(client: RawClient, token: int) -> None:
     refused(client.generate(token_prompt([5, token, 6])), "token_ids.ids")
+
+
+# ---------------------------------------------------------------- languages that are none
+
+
+def constrained(*fields: bytes) -> bytes:
+    return sampling(ENOUGH, sub(17, b"".join(fields)))
+
+
+MANY = b"".join(sub(1, b"option %d" % i) for i in range(1025))
+DEEP = b'{"type": "array", "items": ' * 3000 + b"{}" + b"}" * 3000
+LANGUAGES = {
+    "half a schema": (sub(1, b'{"type": "object"'), "json_schema"),
+    "a schema of no type": (sub(1, b'{"type": "strnig"}'), "json_schema"),
+    "a schema that is a list": (sub(1, b"[1, 2]"), "json_schema"),
+    "a schema nobody can satisfy": (sub(1, b'{"type": "string", "minLength": 3, "maxLength": 2}'), "json_schema"),
+    "a reference to nothing": (sub(1, b'{"$ref": "#/$defs/missing"}'), "json_schema"),
+    "a very deep schema": (sub(1, DEEP), "json_schema"),
+    "an open bracket": (sub(2, b"(a|b"), "regex"),
+    "a repetition of nothing": (sub(2, b"*a"), "regex"),
+    "a look-behind": (sub(2, b"(?<=a)b"), "regex"),
+    "too many repetitions": (sub(2, b"((a{1000}){1000}){1000}"), "regex"),
+    "seventy kilobytes of regex": (sub(2, b"a" * 70_000), "regex"),
+    "seventy kilobytes of schema": (sub(1, b'{"title": "' + b"a" * 70_000 + b'"}'), "json_schema"),
+    "no options": (sub(3, b""), "choice"),
+    "an empty option": (sub(3, sub(1, b"a") + sub(1, b"")), "choice"),
+    "1025 options": (sub(3, MANY), "choice"),
+    "half a rule": (sub(4, b"root ::= ("), "ebnf"),
+    "a rule that is missing": (sub(4, b"root ::= nothing"), "ebnf"),
+    "no rule": (sub(4, b"words"), "ebnf"),
+    "a form of the future": (sub(99, b"a+"), ""),
+    "no form": (b"", ""),
+    "a beginning of 257 bytes": (sub(2, b"a+") + sub(5, b"x" * 257), "start_after"),
+    "an empty beginning": (sub(2, b"a+") + sub(5, b""), "start_after"),
+    "a beginning of nothing": (sub(5, b"x"), ""),
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_no_language(client: RawClient, name: str) -> None:
+    form, field = LANGUAGES[name]
+    refused(client.generate(token_prompt(PROMPT) + constrained(form)), "sampling.grammar" + ("." + field if field else ""))
+
+
+def test_a_language_without_its_ids(client: RawClient) -> None:
+    """Other fields may ban what a grammar needs; the answer ends with an error that names it, behind what was decided until then."""
+    digits = sampling(ENOUGH, sub(17, sub(2, b"[0-9]{4}")), packed(9, [18, 19, 67]))  # 0, 1, a
+    assert set(answered(client.generate(token_prompt(PROMPT) + digits)).text) <= {"0", "1"}
+    letters = sampling(ENOUGH, sub(17, sub(2, b"[0-9]{4}")), packed(9, [67, 68]))
+    reply = client.generate(token_prompt(PROMPT) + letters)
+    assert (reply.code, reply.field, reply.token_ids) == ("INVALID_ARGUMENT", "sampling.grammar", [])
 
 
 # ---------------------------------------------------------------- F60: hardly any prompt

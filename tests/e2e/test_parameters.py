@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from specdec.seeds import answer_seed
 from specdec.v1 import generation_pb2 as pb
-from tests.e2e.drafts import DRAFTS, SPECULATING, EveryDraft, every_draft
+from tests.e2e.drafts import DRAFTS, SPECULATING, EveryDraft
 from tests.e2e.parameters import NOT_IN_THE_TABLE, SAMPLING, Fields, Row, merged, pairs, table, together
 from tests.e2e.raw import RawClient, Reply
 from tests.e2e.seen import Seen, ask_all, seen, without_settings
@@ -65,8 +65,8 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with every_draft(tmp_path_factory.mktemp("models")) as drafts, contextlib.ExitStack() as clients:
+def scene(drafts: EveryDraft) -> Iterator[Scene]:
+    with contextlib.ExitStack() as clients:
         yield Scene(drafts, {kind: clients.enter_context(RawClient(drafts.endpoint(kind))) for kind in DRAFTS})
 
 

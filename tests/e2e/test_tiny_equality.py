@@ -7,14 +7,13 @@ random model (hardly any is), the target with its head negated (none is, at temp
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from specdec.terms import RejectionMethod, SamplingParams
 from tests.e2e.ask import Ask, answers, same
-from tests.e2e.drafts import DRAFTS, SPECULATING, every_draft
+from tests.e2e.drafts import DRAFTS, SPECULATING, EveryDraft
 from tests.e2e.stack import Process
 from tests.tiny import tiny_llama
 
@@ -25,9 +24,8 @@ NUM_PROMPTS, NUM_TOKENS = 10, 32
 
 
 @pytest.fixture(scope="module")
-def orchestrators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Process]]:
-    with every_draft(tmp_path_factory.mktemp("models")) as drafts:
-        yield drafts.orchestrators
+def orchestrators(drafts: EveryDraft) -> dict[str, Process]:
+    return drafts.orchestrators
 
 
 def questions(temperature: float, k: int) -> list[Ask]:
