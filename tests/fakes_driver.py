@@ -46,6 +46,12 @@ def model_info(vocab_size: int = 1000, window: int = 64, **other: object) -> Mod
     return ModelInfo(**{**values, **other})  # type: ignore[arg-type]
 
 
+async def _sleep(seconds: float) -> float:
+    if seconds > 0:
+        await asyncio.sleep(seconds)
+    return max(0.0, seconds)
+
+
 @dataclass
 class ScriptedRunning:
     answers: tuple[Admitted, ...]
@@ -63,22 +69,18 @@ class ScriptedRunning:
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, GenerationEvent]]:
         """One step of each answer in turn; an answer that waits lets the others go on."""
-        self._due = dict.fromkeys(range(len(self.answers)), 0.0)
         walks = [iter(steps) for steps in self.steps]
+        self._due = dict.fromkeys(range(len(self.answers)), 0.0)  # when an answer's next step is; who waited longest is first
         now = 0.0
         while self._due:
-            index = min(self._due, key=lambda i: (self._due[i], i))
-            if (wait := self._due[index] - now) > 0:
-                await asyncio.sleep(wait)
-                now += wait
+            index = min(self._due, key=lambda i: self._due[i])
+            now += await _sleep(self._due.pop(index) - now)
             step = next(walks[index], None)
-            if isinstance(step, float):
-                self._due[index] = now + step
-            elif isinstance(step, SpecdecError):
+            if step is not None:
+                self._due[index] = now + (step if isinstance(step, float) else 0.0)
+            if isinstance(step, SpecdecError):
                 raise step
-            elif step is None:
-                self._due.pop(index, None)
-            else:
+            if isinstance(step, TokensDecided | Ended):
                 if isinstance(step, TokensDecided):
                     self.given += len(step.tokens)
                 yield index, step

@@ -57,7 +57,9 @@ METRICS: dict[str, Metric] = {
     "specdec.accepted.tokens.per_position": _counter("{token}", "Kept tokens by slot of the block, from 0.", "position"),
     "specdec.acceptance.length": _histogram("{token}", "Kept proposals of a round with a block.", COUNTS),
     "specdec.lookahead.rounds": _counter(
-        "{round}", "Rounds that wanted speculation, by what the lookahead had when the commit came: hit, late, ngram, miss.", "outcome"
+        "{round}",
+        "Rounds that wanted speculation, by what the lookahead had when the commit came: hit, late, forced, ngram, miss.",
+        "outcome",
     ),
     "specdec.lookahead.stale": _counter("{proposal}", "Proposals whose prefix no longer was one."),
     "specdec.proposals.rejected": _counter("{proposal}", "Proposals that could not be used: malformed, unknown ids.", "reason"),
