@@ -13,7 +13,7 @@ class Settings(CommonSettings):
     model: Path = setting(doc="folder of the draft model, its tokenizer included")
     dtype: str = setting("int8", choices=("int8", "float32", "float64", "bfloat16"), doc="number format")
     engine_path: str = setting("auto", choices=("auto", "lean", "generic"), doc="which implementation of the model runs")
-    device: str = setting("cpu", choices=("cpu",), doc="where the model runs; this build computes on the CPU")
+    device: str = setting("cpu", choices=("cpu", "cuda"), doc="where the model runs; cuda takes no int8")
     threads: int = setting(1, low=1, high=256, doc="threads inside one operation")
     kv_tokens: int = setting(16384, low=64, doc="room for keys and values, tokens over all sessions")
     max_sessions: int = setting(64, low=1, high=4096, doc="most sessions at once, over all streams")

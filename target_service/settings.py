@@ -13,7 +13,7 @@ class Settings(CommonSettings):
     model: Path = setting(doc="folder of the model")
     dtype: str = setting("int8", choices=("int8", "float32", "float64", "bfloat16"), doc="number format of the engine")
     engine_path: str = setting("auto", choices=("auto", "lean", "generic"), doc="which forward the engine uses")
-    device: str = setting("cpu", choices=("cpu",), doc="where the model runs; this build computes on the CPU")
+    device: str = setting("cpu", choices=("cpu", "cuda"), doc="where the model runs; cuda takes no int8")
     threads: int = setting(1, low=1, high=1024, doc="threads inside one operation")
     kv_tokens: int = setting(8192, low=64, doc="room for keys and values, tokens of all sessions together")
     max_sessions: int = setting(64, low=1, high=65536, doc="most sessions held at once")

@@ -3,7 +3,7 @@
 from specdec.engine.api import Engine, EngineConfig, EngineInfo, KvSlots, UnsupportedModel
 from specdec.engine.batch import Segment
 from specdec.engine.cache import BLOCK_TOKENS, KvBudget, OutOfRoom
-from specdec.engine.model import load_engine, load_engine_from_module
+from specdec.engine.model import load_engine, load_engine_from_module, load_engine_from_weights
 from specdec.engine.worker import EngineThread
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "UnsupportedModel",
     "load_engine",
     "load_engine_from_module",
+    "load_engine_from_weights",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from specdec.engine.batch import Segment
@@ -14,6 +15,7 @@ from specdec.errors import EngineFault
 
 DTYPES = ("int8", "float32", "float64", "bfloat16")
 PATHS = ("auto", "lean", "generic")
+DEVICES = ("cpu", "cuda")
 
 
 class UnsupportedModel(EngineFault):
@@ -25,6 +27,7 @@ class EngineConfig:
     """How to build an engine.
 
     `dtype`: int8 (weights and activations, batch-invariant), float32, float64 (the reference), bfloat16.
+    `device`: cpu, or cuda: float32, float64 and bfloat16 on a GPU, where the batch decides the kernels and so a row's last bits.
     `path`: lean (own forward of the Llama shape), generic (transformers' modules), auto (lean where it fits).
     `kv_tokens`: bound on K/V over all slots; 8192 are 377 MB for SmolLM2-135M, whose token takes 46 KB.
     `max_rows`: most tokens in one call. `window`: longest slot; None = what the model was made for, or kv_tokens when that is less.
@@ -48,13 +51,20 @@ class EngineConfig:
             raise ValueError(f"dtype {self.dtype!r} must be one of {', '.join(DTYPES)}")
         if self.path not in PATHS:
             raise ValueError(f"path {self.path!r} must be one of {', '.join(PATHS)}")
-        if self.device != "cpu":
-            raise ValueError(f"device {self.device!r} is not served by this build; use cpu")
+        self._check_device()
         for name in ("kv_tokens", "threads", "max_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window {self.window} must be at least 1")
+
+    def _check_device(self) -> None:
+        if self.device not in DEVICES:
+            raise ValueError(f"device {self.device!r} must be one of {', '.join(DEVICES)}")
+        if self.device == "cuda" and self.dtype == "int8":
+            raise ValueError("dtype 'int8' runs on the CPU only; with device cuda use bfloat16, float32 or float64")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device 'cuda' is not there: torch {torch.__version__} sees no GPU on this machine; use cpu")
 
 
 @dataclass(frozen=True, slots=True)

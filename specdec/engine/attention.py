@@ -12,7 +12,8 @@ blocks of 4 (79 us) instead of 1.63 of 8 (91 us). Query heads that share a K/V h
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,26 @@ from specdec.engine.kv import KvStore
 
 QUERY_ROWS = 4
 KEY_BLOCK = 32
+
+
+class Inputs(NamedTuple):
+    """A batch on the device: ids and positions of its rows, and which rows are scored."""
+
+    tokens: Tensor
+    positions: Tensor
+    scored: Tensor
+
+    @classmethod
+    def of(cls, layout: Layout) -> Inputs:
+        return cls(torch.tensor(layout.tokens), torch.tensor(layout.positions), torch.tensor(layout.scored, dtype=torch.int64))
+
+
+class RowAttention(Protocol):
+    """What a model computes attention with: Attention here, or padded.PaddedAttention. `plan`: what its method `plan` answered."""
+
+    def write(self, plan: Any, layer: int, keys_values: Tensor) -> None: ...
+    def attend(self, plan: Any, layer: int, rows: Tensor, scale: float | None = None) -> Tensor: ...
+    def sums(self, plan: Any) -> Sequence[Tensor]: ...
 
 
 class Group(NamedTuple):
@@ -39,6 +60,7 @@ class Plan(NamedTuple):
     `back`: its inverse. `written[segment]` = the places of new keys and values, [layers, 2 * kv, n, dim]; `writable[layer][segment]` = the
     same by layer; `counts[segment]` = its rows."""
 
+    inputs: Inputs
     groups: list[Group]
     blocks: list[int]
     into: Tensor
@@ -90,7 +112,7 @@ class Attention:
         counts = [len(segment.tokens) for segment in layout.segments]
         written = [store.slot(s.slot).written(s.start, s.start + len(s.tokens)) for s in layout.segments]
         writable = list(zip(*[places.unbind(0) for places in written], strict=True))
-        return Plan(groups, [group.blocks for group in groups], into, back, written, writable, counts)
+        return Plan(Inputs.of(layout), groups, [group.blocks for group in groups], into, back, written, writable, counts)
 
     def _mask(self, row: int, blocks: int, keys: int) -> Tensor:
         if keys + KEY_BLOCK > self._masks.shape[1]:
@@ -108,6 +130,10 @@ class Attention:
         kv, folded = head // self._fold, head % self._fold
         back = ((block[:, None] * self.kv_heads + kv) * QUERY_ROWS + row[:, None]) * self._fold + folded
         return into.flatten(), back.flatten()
+
+    def sums(self, plan: Plan) -> list[Tensor]:
+        """Not all finite when some key or value that the plan's rows wrote is not."""
+        return [written.sum() for written in plan.written]
 
     def write(self, plan: Plan, layer: int, keys_values: Tensor) -> None:
         """keys_values [rows, 2 * kv, dim], finite → the slots."""

@@ -19,8 +19,9 @@ from transformers import AttentionInterface
 from transformers.pytorch_utils import Conv1D
 
 from specdec.engine.api import UnsupportedModel
-from specdec.engine.attention import Attention, Plan
+from specdec.engine.attention import RowAttention
 from specdec.engine.batch import Layout
+from specdec.engine.padded import to_host
 from specdec.engine.quantize import Linear, Linears
 
 _names = itertools.count()
@@ -30,10 +31,10 @@ _UNSERVED = ("softcap", "s_aux", "position_bias", "sinks")
 class GenericModel:
     """Owns `module`: its attention function is set, its linear layers are replaced under int8."""
 
-    def __init__(self, module: Any, linears: Linears, attention: Attention, layers: int) -> None:
+    def __init__(self, module: Any, linears: Linears, attention: RowAttention, layers: int) -> None:
         refuse_stateful(module)
         self._module, self._attention, self._layers = module.eval().requires_grad_(False), attention, layers
-        self._plan: Plan | None = None
+        self._plan: Any = None
         self._calls = 0
         self._broken = torch.zeros(0, dtype=torch.bool)
         linears.guard.up = True  # no cheap place to notice a NaN here
@@ -46,22 +47,22 @@ class GenericModel:
         module.set_attn_implementation(name)
         self._keep = next((k for k in ("logits_to_keep",) if k in inspect.signature(module.forward).parameters), None)
 
-    def run(self, layout: Layout, plan: Plan) -> Tensor:
+    def run(self, layout: Layout, plan: Any) -> Tensor:
+        inputs, scored = plan.inputs, plan.inputs.scored
         self._plan, self._calls = plan, 0
-        self._broken = torch.zeros(layout.rows, dtype=torch.bool)
-        scored = torch.tensor(layout.scored, dtype=torch.int64)
-        some = scored if len(scored) else torch.tensor([layout.rows - 1])
-        inputs: dict[str, Any] = {self._keep: some} if self._keep else {}
+        self._broken = torch.zeros(layout.rows, dtype=torch.bool, device=scored.device)
+        some = scored if len(scored) else torch.tensor([layout.rows - 1], device=scored.device)
+        keep: dict[str, Any] = {self._keep: some} if self._keep else {}
         try:
             logits: Tensor = self._module(
-                input_ids=torch.tensor([layout.tokens]), position_ids=torch.tensor([layout.positions]), use_cache=False, **inputs
+                input_ids=inputs.tokens[None], position_ids=inputs.positions[None], use_cache=False, **keep
             ).logits[0]
         finally:
             self._plan = None
         if self._calls != self._layers:
             kind = type(self._module).__name__
             raise UnsupportedModel(f"{kind} sent {self._calls} of its {self._layers} layers through the registered attention function")
-        return (logits if self._keep else logits[some])[: len(scored)]
+        return to_host((logits if self._keep else logits[some])[: len(scored)])[0]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float | None) -> Tensor:
         """q [1, heads, rows, dim], k and v [1, kv, rows, dim] → [1, rows, heads, dim]. A broken row stays so; zeros are written."""
@@ -136,7 +137,7 @@ def _use_exact_norms(module: Any) -> None:
         if not type(child).__name__.endswith("RMSNorm") or getattr(child, "weight", None) is None:
             continue
         exact = ExactRmsNorm(child.weight, getattr(child, "variance_epsilon", getattr(child, "eps", 1e-6)))
-        sample = torch.linspace(-2.0, 3.0, 2 * child.weight.shape[-1], dtype=child.weight.dtype).view(2, -1)
+        sample = torch.linspace(-2.0, 3.0, 2 * child.weight.shape[-1], dtype=child.weight.dtype, device=child.weight.device).view(2, -1)
         if torch.allclose(child(sample), exact(sample), rtol=1e-5, atol=1e-6):
             module.set_submodule(path, exact)
 

@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.engine.attention import Attention, Plan
+from specdec.engine.attention import Inputs, RowAttention
 from specdec.engine.batch import Layout
+from specdec.engine.padded import to_host
 from specdec.engine.quantize import Linear, Linears
 from specdec.engine.shape import LlamaShape
 
 Weights = Mapping[str, Tensor]
+
+
+class Norm(Protocol):
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., H] → the same"""
 
 
 class RmsNorm:
@@ -31,7 +37,7 @@ class RmsNorm:
         size = weight.shape[-1]
         exact = torch.float32 if dtype == torch.bfloat16 else dtype
         self._weight = weight.to(exact) * math.sqrt(size)
-        self._floor = torch.tensor(math.sqrt(size * eps), dtype=exact)
+        self._floor = torch.tensor(math.sqrt(size * eps), dtype=exact, device=weight.device)
         self._exact = exact
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -41,72 +47,97 @@ class RmsNorm:
         return y if x.dtype == self._exact else y.to(x.dtype)
 
 
+class FusedRmsNorm:
+    """The same, in one kernel of an accelerator."""
+
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
+        self._weight, self._eps = weight.to(dtype), eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+
+
 class Layer(NamedTuple):
-    before_attention: RmsNorm
+    before_attention: Norm
     qkv: Linear
-    qk_norm: RmsNorm | None
+    qk_norm: Norm | None
     out: Linear
-    before_mlp: RmsNorm
+    before_mlp: Norm
     gate_up: Linear
     down: Linear
 
 
 class LeanModel:
-    """`head_ids`: score only these rows of the head."""
+    """`head_ids`: score only these rows of the head. `device`: an accelerator; None: this machine's CPU."""
 
     def __init__(
-        self, shape: LlamaShape, weights: Weights, linears: Linears, attention: Attention, window: int, head_ids: Tensor | None = None
+        self,
+        shape: LlamaShape,
+        weights: Weights,
+        linears: Linears,
+        attention: RowAttention,
+        window: int,
+        head_ids: Tensor | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        self._shape, self._attention, self._guard = shape, attention, linears.guard
+        self._shape, self._attention, self._guard, self._device = shape, attention, linears.guard, device
         self._dtype = torch.float32 if linears.dtype == "int8" else getattr(torch, linears.dtype)
         embedding = weights["model.embed_tokens.weight"]
-        self._embedding = embedding.to(self._dtype, copy=True)
-        self._layers = [_layer(shape, weights, linears, self._dtype, i) for i in range(shape.layers)]
-        self._norm = RmsNorm(weights["model.norm.weight"], shape.eps, self._dtype)
+        self._embedding = embedding.to(device, self._dtype, copy=True)
+        norms = _Norms(shape.eps, self._dtype, device)
+        self._layers = [_layer(shape, weights, linears, norms, i) for i in range(shape.layers)]
+        self._norm = norms.make(weights["model.norm.weight"])
         head = embedding if shape.tied else weights["lm_head.weight"]
         head = head if head_ids is None else head[head_ids]
         self._head, self._columns = linears.make(head), len(head)
-        self._turns = _turns(shape, window, torch.complex128 if self._dtype == torch.float64 else torch.complex64)
+        self._turns = _turns(shape, window, torch.complex128 if self._dtype == torch.float64 else torch.complex64).to(device)
 
-    def run(self, layout: Layout, plan: Plan) -> Tensor:
-        """Logits of the scored rows, [scored, columns]. Keys and values of all rows are written.
+    def run(self, layout: Layout, plan: Any) -> Tensor:
+        """Logits of the scored rows, [scored, columns], on the host. Keys and values of all rows are written.
 
         A non-finite number in any row shows in the sums at the end, or makes the quantising kernel refuse; then the same pass is made
         again, guarded. Guarding always would cost every step for what hardly ever happens.
         """
-        hidden = self._unguarded(layout, plan)
-        if hidden is not None:
-            return self._score(layout, hidden)
+        answer = self._unguarded(plan.inputs, plan) if self._device is None else self._unguarded_there(plan.inputs, plan)
+        if answer is not None:
+            return answer
         self._guard.up = True
         try:
-            return self._score(layout, self._pass(layout, plan))
+            return to_host(self._score(plan.inputs, self._pass(plan.inputs, plan)))[0]
         finally:
             self._guard.up = False
 
-    def _unguarded(self, layout: Layout, plan: Plan) -> Tensor | None:
-        """Hidden states, or None when something was not finite."""
+    def _unguarded(self, inputs: Inputs, plan: Any) -> Tensor | None:
+        """Logits, or None when something was not finite."""
         try:
-            hidden = self._pass(layout, plan)
+            hidden = self._pass(inputs, plan)
         except RuntimeError:  # the range of a matrix with a NaN; anything else comes again in the guarded pass
             return None
-        sums = (hidden.sum(), *(written.sum() for written in plan.written))
-        return hidden if all(math.isfinite(float(s)) for s in sums) else None
+        sums = (hidden.sum(), *self._attention.sums(plan))
+        return self._score(inputs, hidden) if all(math.isfinite(float(s)) for s in sums) else None
 
-    def _score(self, layout: Layout, hidden: Tensor) -> Tensor:
-        if not layout.scored:
+    def _unguarded_there(self, inputs: Inputs, plan: Any) -> Tensor | None:
+        """The same on an accelerator: logits and sums are waited for once, together."""
+        hidden = self._pass(inputs, plan)
+        sums = torch.stack([hidden.sum(), *self._attention.sums(plan)])
+        logits, sums = to_host(self._score(inputs, hidden), sums)
+        return logits if bool(sums.isfinite().all()) else None
+
+    def _score(self, inputs: Inputs, hidden: Tensor) -> Tensor:
+        if not len(inputs.scored):
             return hidden.new_empty(0, self._columns)
-        if len(layout.scored) < layout.rows:
-            hidden = hidden[torch.tensor(layout.scored, dtype=torch.int64)]
+        if len(inputs.scored) < len(inputs.tokens):
+            hidden = hidden[inputs.scored]
         return self._head(self._norm(hidden))
 
-    def _pass(self, layout: Layout, plan: Plan) -> Tensor:
+    def _pass(self, inputs: Inputs, plan: Any) -> Tensor:
         """Hidden states of all rows after the last layer, [rows, hidden]."""
         shape, attention = self._shape, self._attention
-        n, per_row = layout.rows, shape.heads + 2 * shape.kv_heads
-        x = F.embedding(torch.tensor(layout.tokens), self._embedding)
-        turn = torch.ones(n, per_row, shape.dim // 2, dtype=self._turns.dtype)
-        turn[:, : shape.heads + shape.kv_heads] = self._turns[torch.tensor(layout.positions)][:, None]
-        broken = torch.zeros(n, 1, dtype=torch.bool) if self._guard.up else None
+        n, per_row = len(inputs.tokens), shape.heads + 2 * shape.kv_heads
+        x = F.embedding(inputs.tokens, self._embedding)
+        turn = torch.ones(n, per_row, shape.dim // 2, dtype=self._turns.dtype, device=self._device)
+        turn[:, : shape.heads + shape.kv_heads] = self._turns[inputs.positions][:, None]
+        broken = torch.zeros(n, 1, dtype=torch.bool, device=self._device) if self._guard.up else None
         for i, layer in enumerate(self._layers):
             qkv = layer.qkv(layer.before_attention(x)).view(n, per_row, shape.dim)
             if layer.qk_norm is not None:
@@ -136,15 +167,27 @@ def _turns(shape: LlamaShape, window: int, dtype: torch.dtype) -> Tensor:
     return torch.complex(angles.cos() * shape.rope_scale, angles.sin() * shape.rope_scale).to(dtype)
 
 
-def _layer(shape: LlamaShape, weights: Weights, linears: Linears, dtype: torch.dtype, i: int) -> Layer:
+class _Norms:
+    """Makes the norms of one model."""
+
+    def __init__(self, eps: float, dtype: torch.dtype, device: torch.device | None) -> None:
+        self._eps, self._dtype, self._device = eps, dtype, device
+
+    def make(self, weight: Tensor) -> Norm:
+        """weight [H], or [heads, H] with one norm per head."""
+        kind = RmsNorm if self._device is None or weight.dim() > 1 else FusedRmsNorm
+        return kind(weight.to(self._device), self._eps, self._dtype)
+
+
+def _layer(shape: LlamaShape, weights: Weights, linears: Linears, norms: _Norms, i: int) -> Layer:
     prefix = f"model.layers.{i}."
 
     def stacked(names: tuple[str, ...], kind: str) -> Tensor | None:
         keys = [f"{prefix}{name}.{kind}" for name in names]
         return torch.cat([weights[key] for key in keys]) if keys[0] in weights else None
 
-    def norm(name: str) -> RmsNorm:
-        return RmsNorm(weights[f"{prefix}{name}.weight"], shape.eps, dtype)
+    def norm(name: str) -> Norm:
+        return norms.make(weights[f"{prefix}{name}.weight"])
 
     def linear(*names: str, order: Tensor | None = None) -> Linear:
         weight, bias = stacked(names, "weight"), stacked(names, "bias")
@@ -156,7 +199,7 @@ def _layer(shape: LlamaShape, weights: Weights, linears: Linears, dtype: torch.d
     return Layer(
         norm("input_layernorm"),
         linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", order=_pair_order(shape)),
-        _head_norm(shape, weights, prefix, dtype) if shape.qk_norm else None,
+        _head_norm(shape, weights, prefix, norms) if shape.qk_norm else None,
         linear("self_attn.o_proj"),
         norm("post_attention_layernorm"),
         linear("mlp.gate_proj", "mlp.up_proj"),
@@ -177,7 +220,7 @@ def _pair_order(shape: LlamaShape) -> Tensor:
     return rows.flatten()
 
 
-def _head_norm(shape: LlamaShape, weights: Weights, prefix: str, dtype: torch.dtype) -> RmsNorm:
+def _head_norm(shape: LlamaShape, weights: Weights, prefix: str, norms: _Norms) -> Norm:
     """Qwen3's norm of each query and key head, weights [heads + kv, dim]."""
     q, k = (weights[f"{prefix}self_attn.{name}_norm.weight"][_pairs(shape.dim)] for name in ("q", "k"))
-    return RmsNorm(torch.cat([q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)]), shape.eps, dtype)
+    return norms.make(torch.cat([q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)]))

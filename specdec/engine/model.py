@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from specdec.engine.attention import KEY_BLOCK, QUERY_ROWS, Attention
 from specdec.engine.invariance import examine
 from specdec.engine.kv import KvStore
 from specdec.engine.lean import LeanModel
+from specdec.engine.padded import SHORT, PaddedAttention
+from specdec.engine.paged import PagedStore
 from specdec.engine.quantize import Linears, has_vnni, supported
-from specdec.engine.ragged import Model, RaggedEngine
+from specdec.engine.ragged import Model, Planner, RaggedEngine, Store
 from specdec.engine.shape import LlamaShape, llama_shape, refuse_if_unable_to_roll_back
 from specdec.engine.weights import FolderWeights, eos_ids, read_config, read_draft_ids, read_eos_ids, weights_digest
 
@@ -78,17 +80,52 @@ def _window(raw: Mapping[str, Any], config: EngineConfig) -> int:
     return min(bounds)
 
 
-def _build_lean(source: _Source, config: EngineConfig, shape: LlamaShape, weights: Mapping[str, Tensor]) -> Engine:
-    config = _settle(config)
+def load_engine_from_weights(raw: Mapping[str, Any], weights: Mapping[str, Tensor], config: EngineConfig, digest: str) -> Engine:
+    """From tensors named as in the files, wherever they are, by the lean path. `raw` = config.json; `digest` stands for their hash.
+
+    Raises UnsupportedModel.
+    """
+    shape = _choose(raw, replace(config, path="lean"))
+    assert isinstance(shape, LlamaShape)
+    return _build_lean(_Source(raw, eos_ids(raw), None), config, shape, weights, digest)
+
+
+def _build_lean(source: _Source, config: EngineConfig, shape: LlamaShape, weights: Mapping[str, Tensor], digest: str = "") -> Engine:
+    config, place = _settle(config), _device(config)
     window = _window(source.raw, config)
-    kind = _torch_dtype(config)
-    linears = Linears(config.dtype, config.max_rows)
-    attention = Attention(shape.heads, shape.kv_heads, window, kind, row_heads=shape.heads + 2 * shape.kv_heads)
-    store = KvStore(shape.layers, shape.kv_heads, shape.dim, kind, window=window, total_tokens=config.kv_tokens)
+    linears = Linears(config.dtype, config.max_rows, place)
+    store, attention = _memory(config, place, _Sizes(shape.layers, shape.heads, shape.kv_heads, shape.dim, window), stacked=True)
     head_ids = None if source.draft_ids is None else torch.tensor(source.draft_ids)
     with torch.inference_mode():
-        model = LeanModel(shape, weights, linears, attention, window, head_ids)
-    return _finish(source, config, store, attention, model, "lean", weights)
+        model = LeanModel(shape, weights, linears, attention, window, head_ids, place)
+    return _finish(source, config, store, attention, model, "lean", digest or weights_digest(weights))
+
+
+class _Sizes(NamedTuple):
+    """What attention and K/V need to know of a model."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    dim: int
+    window: int
+
+
+def _memory(config: EngineConfig, place: torch.device | None, sizes: _Sizes, stacked: bool) -> tuple[Store, Planner]:
+    """K/V and the attention over it. `stacked`: queries come in rows with the keys and values behind them."""
+    kind = _torch_dtype(config)
+    layers, heads, kv_heads, dim, window = sizes
+    row_heads = heads + 2 * kv_heads if stacked else heads
+    if place is None:
+        store = KvStore(layers, kv_heads, dim, kind, window=window, total_tokens=config.kv_tokens)
+        return store, Attention(heads, kv_heads, window, kind, row_heads=row_heads)
+    paged = PagedStore(layers, kv_heads, dim, kind, place, total_tokens=config.kv_tokens)
+    return paged, PaddedAttention(heads, kv_heads, kind, place, paged, row_heads=row_heads)
+
+
+def _device(config: EngineConfig) -> torch.device | None:
+    """The accelerator; None = this machine's CPU, whose memory and kernels have a code of their own."""
+    return None if config.device == "cpu" else torch.device(config.device)
 
 
 def _load_module(folder: Path, config: EngineConfig) -> Any:
@@ -106,20 +143,17 @@ def _build_generic(source: _Source, config: EngineConfig, module: Any) -> Engine
     from specdec.engine.generic import GenericModel, module_weights, refuse_stateful
 
     refuse_stateful(module)
-    config = _settle(config)
-    kind = _torch_dtype(config)
-    module = module.to(kind)
-    weights = module_weights(module)
+    config, place = _settle(config), _device(config)
+    module = module.to(device=place, dtype=_torch_dtype(config))
+    digest = weights_digest(module_weights(module))
     text = module.config.get_text_config(decoder=True)
-    heads = text.num_attention_heads
+    layers, heads = text.num_hidden_layers, text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    window = _window(source.raw, config)
-    attention = Attention(heads, kv_heads, window, kind)
-    store = KvStore(text.num_hidden_layers, kv_heads, dim, kind, window=window, total_tokens=config.kv_tokens)
-    fingerprinted = dict(weights)
-    model = GenericModel(module, Linears(config.dtype, config.max_rows), attention, text.num_hidden_layers)
-    return _finish(replace(source, draft_ids=None), config, store, attention, model, "generic", fingerprinted)
+    sizes = _Sizes(layers, heads, kv_heads, dim, _window(source.raw, config))
+    store, attention = _memory(config, place, sizes, stacked=False)
+    model = GenericModel(module, Linears(config.dtype, config.max_rows), attention, layers)
+    return _finish(replace(source, draft_ids=None), config, store, attention, model, "generic", digest)
 
 
 def _settle(config: EngineConfig) -> EngineConfig:
@@ -136,11 +170,11 @@ def _torch_dtype(config: EngineConfig) -> torch.dtype:
 def _finish(
     source: _Source,
     config: EngineConfig,
-    store: KvStore,
-    attention: Attention,
+    store: Store,
+    attention: Planner,
     model: Model,
     path: str,
-    weights: Mapping[str, Tensor],
+    digest: str,
 ) -> Engine:
     info = EngineInfo(
         vocab_size=source.raw["vocab_size"],
@@ -149,7 +183,7 @@ def _finish(
         dtype=config.dtype,
         path=path,
         batch_invariant=False,
-        numerics_fingerprint=_fingerprint(config, path, weights_digest(weights)),
+        numerics_fingerprint=_fingerprint(config, path, digest),
         kv_total_tokens=store.total_tokens,
         max_rows=config.max_rows,
         draft_ids=source.draft_ids,
@@ -164,6 +198,17 @@ def _finish(
 def _fingerprint(config: EngineConfig, path: str, weights: str) -> str:
     """Equal for engines whose bits must be equal. Float products may be split over threads, integer sums do not notice."""
     parts = [weights, config.dtype, path, torch.__version__, torch.backends.cpu.get_cpu_capability(), config.device]
-    parts += [f"attention {QUERY_ROWS} {KEY_BLOCK}"]
-    parts += [f"vnni {has_vnni()}"] if config.dtype == "int8" else [f"threads {config.threads}"]
+    if config.device != "cpu":
+        parts += [f"padded {SHORT}", *accelerator_name()]
+    else:
+        parts += [f"attention {QUERY_ROWS} {KEY_BLOCK}"]
+        parts += [f"vnni {has_vnni()}"] if config.dtype == "int8" else [f"threads {config.threads}"]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def accelerator_name() -> list[str]:
+    """What decides which kernels run there."""
+    if not torch.cuda.is_available():
+        return ["no GPU"]
+    major, minor = torch.cuda.get_device_capability()
+    return [torch.cuda.get_device_name(), f"sm {major}.{minor}", f"cuda {torch.version.cuda}"]

@@ -6,7 +6,7 @@ matrix's range, and the magnitude is multiplied back: one scale per row through 
 the same bits in any batch.
 
 *float32, float64*: a row's bits depend on how many rows the product has, and not on the row's place. So all products have SLAB_ROWS rows,
-the last one padded.
+the last one padded. On an accelerator that would read the weights once per slab, so there a product has as many rows as the batch.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ class Linear(Protocol):
 class Linears:
     """Makes the products of one model; those of equal width share the rows they quantise into. One thread only."""
 
-    def __init__(self, dtype: str, max_rows: int) -> None:
-        self.dtype, self._max_rows = dtype, max_rows
+    def __init__(self, dtype: str, max_rows: int, device: torch.device | None = None) -> None:
+        self.dtype, self._max_rows, self._device = dtype, max_rows, device  # None: this machine's CPU
         self.guard = Guard()
         self._rows: dict[int, QuantRows] = {}
 
     def make(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [out, in], of any float dtype."""
+        if self._device is not None:
+            kind = getattr(torch, self.dtype)
+            return WholeLinear(weight.to(self._device, kind), None if bias is None else bias.to(self._device, kind))
         if self.dtype != "int8":
             kind = getattr(torch, self.dtype)
             return SlabLinear(weight.to(kind), None if bias is None else bias.to(kind))
@@ -124,6 +127,20 @@ class SlabLinear:
 
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
         return residual + self(x)
+
+
+class WholeLinear:
+    """Any float dtype, all rows at once: a row's bits may depend on how many there are."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+        self._transposed = weight.t()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        return torch.addmm(residual, x, self._transposed) if self._bias is None else residual + self(x)
 
 
 def has_vnni() -> bool:

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from specdec.engine.api import EngineInfo
-from specdec.engine.attention import Attention, Plan
+from specdec.engine.api import EngineInfo, KvSlots
+from specdec.engine.attention import RowAttention
 from specdec.engine.batch import Layout, Segment, check, lay_out
-from specdec.engine.kv import KvStore
 
 
 class Model(Protocol):
     """What computes: lean.LeanModel or generic.GenericModel."""
 
-    def run(self, layout: Layout, plan: Plan) -> Tensor:
-        """Logits of the scored rows [scored, columns], after writing keys and values of all rows, finite ones, into the slots.
+    def run(self, layout: Layout, plan: Any) -> Tensor:
+        """Logits of the scored rows [scored, columns] on the host, after writing keys and values of all rows, finite ones, into the slots.
 
         A row in which something was not finite answers NaN, and no other row notices.
         """
 
 
+class Store(KvSlots, Protocol):
+    """Where keys and values are: kv.KvStore or paged.PagedStore."""
+
+    @property
+    def total_tokens(self) -> int: ...
+    def reserve(self, ends: Mapping[int, int]) -> None: ...
+    def slot(self, slot: int) -> Any: ...
+
+
+class Planner(RowAttention, Protocol):
+    """The attention that reads them there."""
+
+    def plan(self, layout: Layout, store: Any) -> Any: ...
+
+
 class RaggedEngine:
     """Implements api.Engine."""
 
-    def __init__(self, info: EngineInfo, kv: KvStore, attention: Attention, model: Model) -> None:
+    def __init__(self, info: EngineInfo, kv: Store, attention: Planner, model: Model) -> None:
         self.info, self.kv, self._attention, self._model = info, kv, attention, model
 
     @torch.inference_mode()

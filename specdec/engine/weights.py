@@ -76,5 +76,5 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     for name in sorted(weights):
         tensor = weights[name].detach().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        digest.update(tensor.flatten().view(torch.uint8).cpu().numpy().data)
     return digest.hexdigest()

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from specdec.engine import KvBudget, OutOfRoom, Segment, kv, pages
 from specdec.engine.kv import KvStore
+from specdec.engine.paged import PagedStore
 from tests.tiny import tiny_engine
 from tests.unit.engine.play import feed, text, whole
 
@@ -56,9 +57,20 @@ class Forks(RuleBasedStateMachine):
 
     dim = DIM
 
+    def make_store(self):
+        return store(dim=self.dim)
+
+    def put(self, slot: int, start: int, numbers: torch.Tensor) -> None:
+        self.store.slot(slot).written(start, start + len(numbers)).copy_(numbers)
+
+    def get(self, slot: int, length: int) -> torch.Tensor:
+        memory = self.store.slot(slot).memory
+        assert memory.isfinite().all()
+        return memory[:, :, :length]
+
     def __init__(self):
         super().__init__()
-        self.store = store(dim=self.dim)
+        self.store = self.make_store()
         self.budget = KvBudget(2048)
         self.told: dict[int, list[float]] = {}
         self.next = 1.0
@@ -86,7 +98,7 @@ class Forks(RuleBasedStateMachine):
         assert fits
         numbers = [self.next + i for i in range(n)]
         self.next += n
-        self.store.slot(slot).written(start, start + n).copy_(torch.tensor(numbers, dtype=torch.float64)[:, None])
+        self.put(slot, start, torch.tensor(numbers, dtype=torch.float64)[:, None])
         self.store.slot(slot).length = start + n
         self.told[slot] += numbers
 
@@ -122,9 +134,7 @@ class Forks(RuleBasedStateMachine):
     @invariant()
     def everybody_reads_what_it_wrote(self):
         for slot, numbers in self.told.items():
-            memory = self.store.slot(slot).memory
-            assert (memory[:, :, : len(numbers)] == torch.tensor(numbers, dtype=torch.float64)[:, None]).all(), slot
-            assert memory.isfinite().all()
+            assert (self.get(slot, len(numbers)) == torch.tensor(numbers, dtype=torch.float64)[:, None]).all(), slot
             assert self.store.length(slot) == len(numbers)
 
     @invariant()
@@ -143,8 +153,29 @@ class Straddling(Forks):
     dim = 3
 
 
-TestForks, TestStraddling = Forks.TestCase, Straddling.TestCase
-TestForks.settings = TestStraddling.settings = settings(max_examples=15, stateful_step_count=25, deadline=None, derandomize=True)
+class Paged(Forks):
+    """The pool of an accelerator."""
+
+    def make_store(self):
+        return PagedStore(2, 1, 2, torch.float64, torch.device("cpu"), total_tokens=2048)
+
+    def put(self, slot, start, numbers):
+        layer = self.store.pool.flatten(1, 2)
+        layer[:, self.store.slot(slot).places(start, start + len(numbers))] = numbers[:, None]
+
+    def get(self, slot, length):
+        return self.store.pool.flatten(1, 2)[:, self.store.slot(slot).places(0, length)].transpose(1, 2)
+
+    @invariant()
+    def the_pool_is_never_short(self):
+        assert self.store.total_tokens - 64 * len(self.store._free) <= self.store.used_tokens
+        assert not self.store.pool[:, 0].any()
+
+
+TestForks, TestStraddling, TestPaged = Forks.TestCase, Straddling.TestCase, Paged.TestCase
+TestForks.settings = TestStraddling.settings = TestPaged.settings = settings(
+    max_examples=15, stateful_step_count=25, deadline=None, derandomize=True
+)
 
 
 def test_memory_is_never_more_than_what_is_counted():
