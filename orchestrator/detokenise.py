@@ -300,9 +300,10 @@ class IncrementalDecoder:
         self._ends_hidden = token_id in self._hidden
         if not self._ends_hidden:
             return self._with_marks(_through(self._steps, (token,)))
-        if not self._rest():
+        if not (rest := self._rest()):
             return (Hidden(token),)
-        self._marks.append((len(self._waiting()), Hidden(token)))
+        waiting = self._waiting()
+        self._marks.append((len(waiting) + (rest != waiting), Hidden(token)))  # behind a character begun, whatever becomes of it
         return ()
 
     def pending(self) -> Sequence[str]:

@@ -226,6 +226,8 @@ def test_an_unfinished_character_in_front_of_a_special_id_shows_as_decoded() -> 
         broken = [*ids_of(build, ["a", "🎉"])[:3], *ids_of(build, ["<|end|>"])]
         got = streamed(Case(build, tuple(broken), ("<|end|>",)))
         assert got == Outcome(BUILDS[build]().decode(broken), 4, "<|end|>")
+        broken += ids_of(build, ["b"])
+        assert streamed(Case(build, tuple(broken), ("a<|end|>",))) == Outcome(BUILDS[build]().decode(broken), 5, "")
 
 
 @pytest.mark.parametrize("build", BUILDS)
