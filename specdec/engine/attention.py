@@ -69,6 +69,10 @@ class Plan(NamedTuple):
     writable: list[tuple[Tensor, ...]]
     counts: list[int]
 
+    def placed(self) -> Plan:
+        """Where it is computed: here."""
+        return self
+
 
 class Attention:
     """`heads` query heads on `kv_heads` K/V heads; queries come in rows of `row_heads` heads, of which the first `heads` are queries."""

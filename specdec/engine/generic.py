@@ -48,6 +48,7 @@ class GenericModel:
         self._keep = next((k for k in ("logits_to_keep",) if k in inspect.signature(module.forward).parameters), None)
 
     def run(self, layout: Layout, plan: Any) -> Tensor:
+        plan = plan.placed()
         inputs, scored = plan.inputs, plan.inputs.scored
         self._plan, self._calls = plan, 0
         self._broken = torch.zeros(layout.rows, dtype=torch.bool, device=scored.device)

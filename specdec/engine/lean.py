@@ -16,13 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.engine.attention import Inputs, RowAttention
+from specdec.engine.attention import Inputs, Plan
 from specdec.engine.batch import Layout
-from specdec.engine.padded import to_host
+from specdec.engine.padded import HostPlan, Shape, to_host
 from specdec.engine.quantize import Linear, Linears
+from specdec.engine.replay import Replayer
 from specdec.engine.shape import LlamaShape
 
 Weights = Mapping[str, Tensor]
+REPLAYED_ROWS = 256  # longer steps are prefills: of many shapes, and worth their launches
 
 
 class Norm(Protocol):
@@ -68,17 +70,19 @@ class Layer(NamedTuple):
 
 
 class LeanModel:
-    """`head_ids`: score only these rows of the head. `device`: an accelerator; None: this machine's CPU."""
+    """`head_ids`: score only these rows of the head. `device`: an accelerator, whose steps it `replays` where it may; None: this machine's
+    CPU. `attention`: attention.Attention here, padded.PaddedAttention there."""
 
     def __init__(
         self,
         shape: LlamaShape,
         weights: Weights,
         linears: Linears,
-        attention: RowAttention,
+        attention: Any,
         window: int,
         head_ids: Tensor | None = None,
         device: torch.device | None = None,
+        replays: bool = False,
     ) -> None:
         self._shape, self._attention, self._guard, self._device = shape, attention, linears.guard, device
         self._dtype = torch.float32 if linears.dtype == "int8" else getattr(torch, linears.dtype)
@@ -91,6 +95,7 @@ class LeanModel:
         head = head if head_ids is None else head[head_ids]
         self._head, self._columns = linears.make(head), len(head)
         self._turns = _turns(shape, window, torch.complex128 if self._dtype == torch.float64 else torch.complex64).to(device)
+        self._replayer = Replayer(self._logits_and_sums, device) if replays and device is not None else None
 
     def run(self, layout: Layout, plan: Any) -> Tensor:
         """Logits of the scored rows, [scored, columns], on the host. Keys and values of all rows are written.
@@ -98,30 +103,39 @@ class LeanModel:
         A non-finite number in any row shows in the sums at the end, or makes the quantising kernel refuse; then the same pass is made
         again, guarded. Guarding always would cost every step for what hardly ever happens.
         """
-        answer = self._unguarded(plan.inputs, plan) if self._device is None else self._unguarded_there(plan.inputs, plan)
+        answer = self._unguarded(plan) if self._device is None else self._unguarded_there(plan)
         if answer is not None:
             return answer
+        placed = plan.placed()
         self._guard.up = True
         try:
-            return to_host(self._score(plan.inputs, self._pass(plan.inputs, plan)))[0]
+            return to_host(self._score(placed.inputs, self._pass(placed.inputs, placed)))[0]
         finally:
             self._guard.up = False
 
-    def _unguarded(self, inputs: Inputs, plan: Any) -> Tensor | None:
+    def _unguarded(self, plan: Plan) -> Tensor | None:
         """Logits, or None when something was not finite."""
         try:
-            hidden = self._pass(inputs, plan)
+            hidden = self._pass(plan.inputs, plan)
         except RuntimeError:  # the range of a matrix with a NaN; anything else comes again in the guarded pass
             return None
         sums = (hidden.sum(), *self._attention.sums(plan))
-        return self._score(inputs, hidden) if all(math.isfinite(float(s)) for s in sums) else None
+        return self._score(plan.inputs, hidden) if all(math.isfinite(float(s)) for s in sums) else None
 
-    def _unguarded_there(self, inputs: Inputs, plan: Any) -> Tensor | None:
+    def _unguarded_there(self, plan: HostPlan) -> Tensor | None:
         """The same on an accelerator: logits and sums are waited for once, together."""
-        hidden = self._pass(inputs, plan)
-        sums = torch.stack([hidden.sum(), *self._attention.sums(plan)])
-        logits, sums = to_host(self._score(inputs, hidden), sums)
+        if self._replayer is not None and plan.shape.counts[0] <= REPLAYED_ROWS:
+            answers = self._replayer(plan.shape, plan.numbers)
+        else:
+            answers = self._logits_and_sums(plan.shape, self._attention.moved(plan.numbers))
+        logits, sums = to_host(*answers)
         return logits if bool(sums.isfinite().all()) else None
+
+    def _logits_and_sums(self, shape: Shape, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """[scored, columns]; a few sums that are finite when everything is."""
+        plan = self._attention.placed(shape, numbers)
+        hidden = self._pass(plan.inputs, plan)
+        return self._score(plan.inputs, hidden), torch.stack([hidden.sum(), *self._attention.sums(plan)])
 
     def _score(self, inputs: Inputs, hidden: Tensor) -> Tensor:
         if not len(inputs.scored):

@@ -96,8 +96,9 @@ def _build_lean(source: _Source, config: EngineConfig, shape: LlamaShape, weight
     linears = Linears(config.dtype, config.max_rows, place)
     store, attention = _memory(config, place, _Sizes(shape.layers, shape.heads, shape.kv_heads, shape.dim, window), stacked=True)
     head_ids = None if source.draft_ids is None else torch.tensor(source.draft_ids)
+    replays = config.replay and config.device == "cuda"
     with torch.inference_mode():
-        model = LeanModel(shape, weights, linears, attention, window, head_ids, place)
+        model = LeanModel(shape, weights, linears, attention, window, head_ids, place, replays)
     return _finish(source, config, store, attention, model, "lean", digest or weights_digest(weights))
 
 

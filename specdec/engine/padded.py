@@ -23,6 +23,7 @@ from specdec.engine.cache import BLOCK_TOKENS, blocks_of
 from specdec.engine.paged import PagedStore, flat
 
 SHORT = 32  # rows of a segment that is computed together with others
+EVEN_BLOCKS = 4  # a table has a multiple of so many: fewer shapes, and those that recur can be replayed
 
 
 class PaddedGroup(NamedTuple):
@@ -45,6 +46,24 @@ class PaddedPlan(NamedTuple):
     where: Tensor
 
 
+class Shape(NamedTuple):
+    """What decides which kernels a step runs. `counts`: lengths of the lists in HostPlan.numbers; `groups`: (segments, rows, blocks)."""
+
+    counts: tuple[int, ...]
+    groups: tuple[tuple[int, int, int], ...]
+
+
+class HostPlan:
+    """A step on the host: `shape`, and all its numbers in one tensor."""
+
+    def __init__(self, attention: PaddedAttention, shape: Shape, numbers: Tensor) -> None:
+        self._attention, self.shape, self.numbers = attention, shape, numbers
+
+    def placed(self) -> PaddedPlan:
+        """On the device, after one transfer."""
+        return self._attention.placed(self.shape, self._attention.moved(self.numbers))
+
+
 class PaddedAttention:
     """`heads` query heads on `kv_heads` K/V heads; queries come in rows of `row_heads` heads, of which the first `heads` are queries."""
 
@@ -60,23 +79,30 @@ class PaddedAttention:
         head = torch.arange(heads, device=device)
         self._kv_of, self._folded = head // self._fold, head % self._fold
 
-    def plan(self, layout: Layout, store: PagedStore) -> PaddedPlan:
+    def plan(self, layout: Layout, store: PagedStore) -> HostPlan:
         """Once per call, for all layers."""
         drafts = [_Draft(group, layout, store) for group in _grouped(layout.segments)]
         where = [row for s in layout.segments for row in store.slot(s.slot).places(s.start, s.start + len(s.tokens))]
-        lists = [layout.tokens, layout.positions, layout.scored, where]
+        lists = [layout.tokens, layout.positions, layout.scored, where, *self._places(drafts, layout)]
         lists += [part for draft in drafts for part in (draft.source, draft.sees, draft.table)]
-        pads, firsts, ends = self._places(drafts, layout)
-        lists += [pads, firsts, ends]
-        tokens, positions, scored, at, *parts, pad, first, rows = self._moved(lists)
+        numbers = torch.tensor([number for numbers in lists for number in numbers], dtype=torch.int64)
+        shape = Shape(tuple(map(len, lists)), tuple((draft.segments, draft.rows, draft.blocks) for draft in drafts))
+        return HostPlan(self, shape, numbers.pin_memory() if self._device.type == "cuda" else numbers)
+
+    def moved(self, numbers: Tensor) -> Tensor:
+        return numbers.to(self._device, non_blocking=True)
+
+    def placed(self, shape: Shape, numbers: Tensor) -> PaddedPlan:
+        """numbers: HostPlan.numbers on the device. Waits for nothing, and does the same for every plan of this shape."""
+        tokens, positions, scored, where, pad, first, rows, *parts = torch.split(numbers, list(shape.counts))
         groups, into = [], []
-        for i, draft in enumerate(drafts):
+        for i, (segments, padded_rows, blocks) in enumerate(shape.groups):
             source, sees, table = parts[3 * i : 3 * i + 3]
-            groups.append(PaddedGroup(draft.segments, table, self._mask(sees, draft)))
-            into.append((source.view(draft.segments, 1, draft.rows, 1) * self._row_heads + self._head_of).flatten())
+            groups.append(PaddedGroup(segments, table, self._mask(sees.view(segments, 1, padded_rows, 1), blocks)))
+            into.append((source.view(segments, 1, padded_rows, 1) * self._row_heads + self._head_of).flatten())
         back = first[:, None] + (self._kv_of * rows[:, None] + pad[:, None]) * self._fold + self._folded
         sizes = [len(part) for part in into]
-        return PaddedPlan(Inputs(tokens, positions, scored), groups, sizes, torch.cat(into), back.flatten(), at)
+        return PaddedPlan(Inputs(tokens, positions, scored), groups, sizes, torch.cat(into), back.flatten(), where)
 
     def _places(self, drafts: Sequence[_Draft], layout: Layout) -> tuple[list[int], list[int], list[int]]:
         """Of each row of the batch: its row in its padded segment, where that segment begins in the output, the segment's padded rows."""
@@ -89,16 +115,9 @@ class PaddedAttention:
                 begin += draft.rows * self.heads
         return pads, firsts, rows
 
-    def _moved(self, lists: Sequence[list[int]]) -> list[Tensor]:
-        """All of them in one transfer."""
-        host = torch.tensor([number for numbers in lists for number in numbers], dtype=torch.int64)
-        if self._device.type == "cuda":
-            host = host.pin_memory()
-        return list(torch.split(host.to(self._device, non_blocking=True), [len(numbers) for numbers in lists]))
-
-    def _mask(self, sees: Tensor, draft: _Draft) -> Tensor:
-        keys = torch.arange(draft.blocks * BLOCK_TOKENS, device=self._device)
-        hidden = keys > sees.view(draft.segments, 1, draft.rows, 1)
+    def _mask(self, sees: Tensor, blocks: int) -> Tensor:
+        """sees [segments, 1, rows, 1] → [segments, 1, rows * fold, keys]"""
+        hidden = torch.arange(blocks * BLOCK_TOKENS, device=self._device) > sees
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
         return mask.repeat_interleave(self._fold, 2)
 
@@ -135,7 +154,7 @@ class _Draft:
         self.members = [(first, len(segment.tokens)) for first, segment in group]
         self.segments = len(group)
         self.rows = max(n for _, n in self.members)
-        self.blocks = max(_blocks(segment) for _, segment in group)
+        self.blocks = -(-max(_blocks(segment) for _, segment in group) // EVEN_BLOCKS) * EVEN_BLOCKS
         self.source: list[int] = []
         self.sees: list[int] = []
         self.table: list[int] = []

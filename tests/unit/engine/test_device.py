@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec.engine import Engine, EngineConfig, OutOfRoom, Segment, UnsupportedModel, lean, load_engine_from_module, model, padded, paged
+from specdec.engine import (
+    Engine,
+    EngineConfig,
+    OutOfRoom,
+    Segment,
+    UnsupportedModel,
+    lean,
+    load_engine_from_module,
+    model,
+    padded,
+    paged,
+    replay,
+)
 from tests.tiny import tiny_gpt2, tiny_llama, tiny_qwen3
 from tests.unit.engine.play import Turn, feed, played, text, whole
 
@@ -56,10 +68,10 @@ def test_sessions_of_all_lengths_in_one_call():
 
 def test_one_transfer_each_way_a_step(monkeypatch):
     sent, fetched = [], []
-    move, fetch = padded.PaddedAttention._moved, lean.to_host
-    monkeypatch.setattr(padded.PaddedAttention, "_moved", lambda self, lists: sent.append(1) or move(self, lists))
+    move, fetch = padded.PaddedAttention.moved, lean.to_host
+    monkeypatch.setattr(padded.PaddedAttention, "moved", lambda self, numbers: sent.append(1) or move(self, numbers))
     monkeypatch.setattr(lean, "to_host", lambda *tensors: fetched.append(1) or fetch(*tensors))
-    engine = build()
+    engine = build(replay=False)
     slots = [engine.kv.open() for _ in range(6)]
     engine.forward([Segment(slot, 0, tuple(TEXT[:40]), 39) for slot in slots])
     assert (len(sent), len(fetched)) == (1, 1)
@@ -125,6 +137,34 @@ def test_a_cache_that_depends_on_the_cutting_is_found(monkeypatch):
 def test_bfloat16_stays_close_to_float32():
     a, b = whole(build(dtype="float32"), TEXT), whole(build(dtype="bfloat16"), TEXT).float()
     assert (a - b).abs().mean() < 0.1 * a.std()
+
+
+class Tape:
+    """Records as a GPU does: nothing is computed while recording, and a replay knows only the buffers."""
+
+    def record(self, compute, shape, numbers):
+        answers = tuple(torch.full_like(answer, float("nan")) for answer in compute(shape, torch.zeros_like(numbers)))
+
+        def play() -> None:
+            for answer, value in zip(answers, compute(shape, numbers), strict=True):
+                answer.copy_(value)
+
+        return replay.Recording(numbers, answers, play)
+
+
+def test_replayed_steps_say_the_same(monkeypatch):
+    monkeypatch.setattr(replay, "Graphs", Tape)
+    monkeypatch.setattr(replay, "MOST", 3)
+    monkeypatch.setattr(lean, "to_host", lambda *tensors: [tensor.clone() for tensor in tensors])
+    engine = build()
+    engine._model._replayer = replay.Replayer(engine._model._logits_and_sums, torch.device("cpu"))
+    reference = whole(build(), TEXT)
+    turns = [Turn(n % 3 + 1, (4,) * (n % 2), (2,) * (n % 2)) for n in range(60)]
+    for start in (20, 100):
+        rows = played(engine, TEXT, start, turns)
+        assert (rows - reference[start : start + len(rows)]).abs().max() < 1e-9
+    replayer = engine._model._replayer
+    assert replayer.replays > 30 and len(replayer._recorded) <= 3
 
 
 def test_int8_is_for_the_cpu():
