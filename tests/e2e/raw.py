@@ -112,8 +112,8 @@ class Reply:
 
 
 class RawClient:
-    def __init__(self, endpoint: str) -> None:
-        self._channel = grpc.insecure_channel(endpoint, options=OPTIONS)
+    def __init__(self, endpoint: str, options: Sequence[tuple[str, int]] = ()) -> None:
+        self._channel = grpc.insecure_channel(endpoint, options=[*OPTIONS, *options])
 
     def __enter__(self) -> RawClient:
         return self
