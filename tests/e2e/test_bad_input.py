@@ -244,7 +244,7 @@ def test_F64_prompts_as_long_as_the_window(client: RawClient, length: int, limit
 
 
 @pytest.mark.parametrize("short_by", range(1, 6))
-def test_F64_resumed_next_to_the_end(client: RawClient, short_by: int) -> None:
+def test_F64_F65_resumed_next_to_the_end(client: RawClient, short_by: int) -> None:
     """A block never reaches past the window, wherever the session begins."""
     ignore = sampling(num(13, 1))
     whole = answered(client.generate(token_prompt(PROMPT) + SEED + ignore))

@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,31 @@ def test_F01_formats_that_round(rounding: tuple[str, RawClient]) -> None:
             assert (best - second) / abs(best) < {"float32": 1e-3, "bfloat16": 3e-2}[dtype]
 
 
+# ---------------------------------------------------------------- B: penalties
+
+
+@pytest.mark.parametrize("draft", ["self", "never"])
+def test_F11_F12_a_penalty_has_its_whole_weight(clients: dict[str, RawClient], draft: str) -> None:
+    """Long blocks weaken it no more than none do; its sign counts."""
+    repeating: Fields = {"temperature": 0.0, "token_ids": LETTERS[:3] * 4, "allowed_token_ids": LETTERS[:9], "max_tokens": 64}
+    texts = {}
+    for penalty in (-2.0, 0.7, 2.0):
+        got = one(clients[draft], **repeating, frequency_penalty=penalty, num_speculative_tokens=4)
+        same([got], [one(clients["none"], **repeating, frequency_penalty=penalty, **OFF)])
+        texts[penalty] = got.text
+    assert len(set(texts.values())) == 3
+
+
+def test_F15_the_draft_knows_the_penalties(clients: dict[str, RawClient]) -> None:
+    """The same weights under the same penalties: everything is accepted, though the answer is another one than without."""
+    repeating: Fields = {"temperature": 0.0, "token_ids": LETTERS[:3] * 8, "allowed_token_ids": LETTERS[:9], "max_tokens": 48}
+    got = one(clients["self"], **repeating, repetition_penalty=1.3, num_speculative_tokens=4)
+    same([got], [one(clients["none"], **repeating, repetition_penalty=1.3, **OFF)])
+    assert got.token_ids != one(clients["none"], **repeating).token_ids
+    own = [origin for origin in got.origins if origin == pb.TOKEN_ORIGIN_CORRECTED]
+    assert len(own) < 8, "the draft's proposals hardly fit"  # a lookup in the text knows no penalties, and may be wrong
+
+
 # ---------------------------------------------------------------- C: ends
 
 
@@ -129,6 +155,20 @@ def test_F29_draft_and_target_end_by_different_ids(tmp_path: Path) -> None:
         assert any(origin == pb.TOKEN_ORIGIN_ACCEPTED for origin in got.origins[places[0] + 1 :])
         ends = one(client, ignore_eos=False, logit_bias={PERCENT: 100.0}, num_speculative_tokens=4)
         assert ends.token_ids == [] and ends.finished is not None and ends.finished.stop_reason == str(PERCENT)
+
+
+def test_F30_a_turn_that_ends_at_once(clients: dict[str, RawClient]) -> None:
+    """Among eight others: its first token ends it, the turn after is the reference's."""
+    others: list[Fields] = [{**BASE, "seed": i, "token_ids": [40 + i, 50], "max_tokens": 100} for i in range(8)]
+    with ThreadPoolExecutor() as pool:
+        running_on = pool.submit(ask_all, [(clients["self"], fields) for fields in others])
+        chat = [*PROMPT, *one(clients["self"]).token_ids]
+        empty = one(clients["self"], token_ids=chat, ignore_eos=False, logit_bias={IM_END: 100.0})
+        third = one(clients["self"], token_ids=[*chat, 33])
+    assert empty.token_ids == [] and empty.finished is not None and empty.finished.stop_reason == str(IM_END)
+    same([third], [one(clients["none"], token_ids=[*chat, 33], **OFF)])
+    for got, want in zip(running_on.result(), ask_all([(clients["none"], {**fields, **OFF}) for fields in others]), strict=True):
+        same(got, want)
 
 
 # ---------------------------------------------------------------- D: log-probabilities
