@@ -1,0 +1,183 @@
+"""The state of one session: what its grammar lets follow an output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from specdec.errors import InvalidRequest
+from specdec.grammar.forms import said
+from specdec.grammar.marker import Marker
+
+Mask = npt.NDArray[np.bool_]
+T = TypeVar("T")
+
+MAX_FORCED = 16  # ids told to be forced at once
+MAX_REBUILT = 8  # matchers that one session may use up: building one may take as long as compiling
+FIELD = "sampling.grammar"
+DEAD_END = "NoExtensionBias"  # the library's word for: neither complete nor continued by any id
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What may follow an output. `mask` [vocab_size] = ids that continue it, None = every id; read-only. `may_end`: the text may end
+    here; `must_end`: nothing else can follow."""
+
+    mask: Mask | None
+    may_end: bool
+    must_end: bool
+
+
+class Constraint:
+    """Used by one thread at a time; every method may be asked about any output, in any order, and what it says depends on that output
+    alone. `build` makes a matcher that was never fed and shares nothing with others: copies of one matcher share what they learn of the
+    language, its limits and a lock.
+
+    Raises InvalidRequest for an output that is not the beginning of a sentence, and where the language outgrows the limits.
+    """
+
+    def __init__(self, build: Callable[[], llguidance.LLMatcher], words: Sequence[bytes | None], marker: Marker | None) -> None:
+        self._build, self._words, self._marker = build, words, marker
+        self._rebuilt = 0
+        self._made: llguidance.LLMatcher | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._made = None
+        self._tokens: list[int] = []  # where the state is
+        self._tails = [b""]  # while the grammar has not begun: after each token, what may be the first part of the marker
+        self._start: int | None = 0 if self._marker is None else None  # length of the output when it began
+        self._seen: Allowed | None = None  # of the present state
+
+    @property
+    def _matcher(self) -> llguidance.LLMatcher:
+        if self._made is None:
+            self._made = self._build()
+        return self._made
+
+    def at(self, output: Sequence[int]) -> Allowed:
+        """What may follow `output` (decided tokens, the prompt not among them)."""
+        return self._sound(lambda: self._allowed(output))
+
+    def forced(self, output: Sequence[int]) -> tuple[int, ...]:
+        """The ids that follow `output` whatever the model thinks, at most MAX_FORCED: each is the whole mask of its row."""
+        return self._sound(lambda: self._forced(output))
+
+    def _sound(self, ask: Callable[[], T]) -> T:
+        """An answer that does not hang on what was asked before: the limits count all that a matcher has seen, so one that fails is
+        replaced by one that sees this output alone."""
+        try:
+            return ask()
+        except _Broken as error:
+            fault = error
+        self._begin()
+        if self._rebuilt < MAX_REBUILT:
+            self._rebuilt += 1
+            try:
+                return ask()
+            except _Broken as error:
+                fault = error
+                self._begin()
+        raise InvalidRequest(FIELD, str(fault))
+
+    def _allowed(self, output: Sequence[int]) -> Allowed:
+        self._move_to(output)
+        if self._seen is None:
+            self._seen = self._free() if self._start is None else self._bound()
+        return self._seen
+
+    def _forced(self, output: Sequence[int]) -> tuple[int, ...]:
+        """The library names several ids, but where they are asked for one by one it may cut the same text otherwise; a row's mask is
+        the first of those named in that very row."""
+        self._move_to(output)
+        found: list[int] = []
+        while self._start is not None and len(found) < MAX_FORCED:
+            following = self._call(self._matcher.compute_ff_tokens)
+            if not following:
+                break
+            self._seen = None
+            self._feed(following[0])
+            found.append(following[0])
+        return tuple(found)
+
+    def _move_to(self, output: Sequence[int]) -> None:
+        known, wanted = self._tokens, list(output)
+        shared = min(len(known), len(wanted))
+        if known[:shared] != wanted[:shared]:
+            shared = next(i for i in range(shared) if known[i] != wanted[i])
+        if shared == len(known) == len(wanted):
+            return
+        self._seen = None
+        self._roll_back(shared)
+        for token in wanted[shared:]:
+            self._feed(token)
+
+    def _roll_back(self, length: int) -> None:
+        """To the first `length` tokens of the state's own."""
+        if self._start is not None:
+            fed = max(0, length - self._start)
+            self._call(self._matcher.rollback, len(self._tokens) - self._start - fed)
+        if self._marker is not None:
+            del self._tails[length + 1 :]
+            if self._start is not None and length < self._start:
+                self._start = None
+        del self._tokens[length:]
+
+    def _feed(self, token: int) -> None:
+        legal = 0 <= token < len(self._words)
+        if self._start is not None:
+            if not legal or (self._call(self._matcher.validate_tokens, [token]) != 1 and not self._should_fit(token)):
+                raise InvalidRequest(FIELD, f"token {token} cannot follow {len(self._tokens)} tokens of the answer")
+            self._call(self._matcher.consume_token, token)
+        elif self._marker is not None:
+            text = self._tails[-1] + ((self._words[token] or b"") if legal else b"")
+            if self._marker.text in text:
+                self._start = len(self._tokens) + 1
+            self._tails.append(self._marker.beginning(text))
+        self._tokens.append(token)
+
+    def _should_fit(self, token: int) -> bool:
+        """The library says "no" to a token also when it is at its limits; only a mask tells which."""
+        mask = self._bound().mask
+        return mask is not None and bool(mask[token])
+
+    def _bound(self) -> Allowed:
+        bits = np.frombuffer(self._call(self._matcher.compute_bitmask), dtype=np.uint8)
+        mask = np.unpackbits(bits, count=len(self._words), bitorder="little").view(np.bool_)
+        mask.flags.writeable = False
+        may_end = self._call(self._matcher.is_accepting)
+        return Allowed(mask, may_end, may_end and not mask.any())
+
+    def _free(self) -> Allowed:
+        """Before the grammar begins: every id but those that hold the marker's end and more."""
+        assert self._marker is not None
+        past = self._marker.overrun(self._tails[-1])
+        mask = None
+        if len(past):
+            mask = np.ones(len(self._words), dtype=np.bool_)
+            mask[past] = False
+            mask.flags.writeable = False
+        return Allowed(mask, may_end=True, must_end=False)
+
+    def _call(self, ask: Callable[..., T], *args: object) -> T:
+        """One call of the library. Raises _Broken when the matcher is of no use any more."""
+        try:
+            answer = ask(*args)
+            fault = self._matcher.get_error() if self._matcher.is_error() else ""
+        except BaseException as error:  # its panics are no Exception
+            if type(error).__name__ != "PanicException":
+                raise
+            fault = f"panic: {error}"
+        if not fault:
+            return answer
+        where = f"after {len(self._tokens)} tokens of the answer"
+        raise _Broken(f"no id continues the text {where}" if DEAD_END in fault else f"too complex {where}: {said(fault)}")
+
+
+class _Broken(Exception):
+    """A matcher that outgrew its limits, or has nowhere to go, says nothing more."""

@@ -1,0 +1,110 @@
+"""The vocabulary as llguidance asks for it.
+
+The library masks by the bytes of each id, and asks for the ids of a text wherever the language leaves no choice of text. Those must spell
+exactly that text: an id that stands for more, or a special one, would be a mask that no state accepts. The tokenizer's own answer is taken
+when it does; a text it cannot write that way (names of special ids, a space that it puts in front, letters that it normalises) is cut
+into the longest words there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from tokenizers import Tokenizer
+
+from specdec.vocabulary import decoder_steps, special_ids, token_bytes
+
+LONGEST_WORD = 512  # bytes; the library's tree of words is not deeper than twice that
+LONGEST_TEXT = 256  # characters that are looked at to write the first ids of a text
+TAIL = 32  # bytes at the end of a text that was cut: what follows may write them otherwise
+SPECIAL_MARK = b"\xff"  # begins special ids in the library's tree; no text holds this byte
+LEADS = ("", "\n")  # in front of a text, for tokenizers that put a space at the beginning
+_TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
+
+
+class Words:
+    """`table` = the bytes each id stands for, None where it names nothing. The end token is one that nobody has: ends are decided in
+    constraint.py."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.table = token_bytes(tokenizer)
+        self.concatenate = pieces_concatenate(tokenizer)
+        self.special_token_ids = sorted(special_ids(tokenizer))
+        self._special = frozenset(self.special_token_ids)
+        self.eos_token_id = len(self.table)
+        self.bos_token_id = None
+        self.tokens = [*(self._legal(i) for i in range(len(self.table))), b"<|end of the language|>"]
+        self.special_token_ids.append(self.eos_token_id)
+        known = {word for i, word in enumerate(self.tokens) if i not in self._special}
+        self.complete = all(bytes((b,)) in known for b in _TEXT_BYTES)
+        self._encode: Callable[[str], Sequence[int]] = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _legal(self, token: int) -> bytes:
+        """The bytes under which the library knows the id; empty = never legal."""
+        word = self.table[token] or b""
+        text_like = len(word) == 1 or not word.startswith(SPECIAL_MARK)
+        return word if token in self._special or (text_like and len(word) <= LONGEST_WORD) else b""
+
+    @cached_property
+    def by_bytes(self) -> list[tuple[bytes, int]]:
+        """(bytes, id) of every id that has some, ascending."""
+        return sorted((word, i) for i, word in enumerate(self.table) if word)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """An id per word that a text may be cut into. Of several the last: the first ones are the bytes of byte-fallback."""
+        return {word: i for i, word in enumerate(self.tokens[:-1]) if word and i not in self._special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids))
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The first ids of a way to write `text`; all of them when it is short. Never raises: the library could not bear it."""
+        whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
+        part = whole[:LONGEST_TEXT]
+        ids = self._own(part) or self._cut(part.encode())
+        return ids if len(part) == len(whole) else self._without_tail(ids)
+
+    def _own(self, text: str) -> list[int]:
+        """The tokenizer's way to write `text`; empty when it is none."""
+        wanted = text.encode()
+        for lead in LEADS:
+            try:
+                ids = list(self._encode(lead + text))
+            except Exception:  # a tokenizer that refuses a text has no way to write it
+                continue
+            lengths = [len(self.tokens[i]) for i in ids]
+            spelled = b"".join(self.tokens[i] for i in ids)
+            ends = list(itertools.accumulate(lengths, initial=0))
+            first = len(spelled) - len(wanted)
+            if spelled.endswith(wanted) and first in ends and all(lengths) and self._special.isdisjoint(ids):
+                return ids[ends.index(first) :]
+        return []
+
+    def _cut(self, data: bytes) -> list[int]:
+        """Longest words first. `complete` vocabularies can write every text this way."""
+        ids, place = [], 0
+        while place < len(data):
+            lengths = range(min(self._longest, len(data) - place), 0, -1)
+            length = next((n for n in lengths if data[place : place + n] in self._ids), 0)
+            if not length:
+                break
+            ids.append(self._ids[data[place : place + length]])
+            place += length
+        return ids
+
+    def _without_tail(self, ids: list[int]) -> list[int]:
+        dropped = 0
+        while len(ids) > 1 and dropped < TAIL:
+            dropped += len(self.tokens[ids.pop()])
+        return ids
+
+
+def pieces_concatenate(tokenizer: Tokenizer) -> bool:
+    """Whether a text is what its ids stand for, one after the other (but for its first and last one)."""
+    kinds = [step["type"] for step in decoder_steps(tokenizer)]
+    each = kinds[: kinds.index("Fuse")] if "Fuse" in kinds else kinds
+    return "Strip" not in each and "CTC" not in kinds
