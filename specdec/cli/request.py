@@ -20,7 +20,7 @@ _RENAMED = {"rejection_sample_method": "rejection_method", "draft_sample_method"
 
 
 def _of(name: str, words: str) -> str:
-    """Help with the default, where terms.py fixes one."""
+    """Help with the default, where specdec.terms fixes one."""
     default = _DEFAULTS[name]
     return words if default in (None, ()) else f"{words} (default: {default:g})"
 
