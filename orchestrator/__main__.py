@@ -13,11 +13,13 @@ from orchestrator.observe import Observer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text import TextModel
 from specdec.runtime.server import Runtime, Service, serve
+from specdec.runtime.trial import Trial
 
 
 async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
     """Ready as soon as it can answer: a pool that is empty for now delays or fails calls, never the start."""
-    text = await asyncio.to_thread(TextModel, settings.tokenizer)
+    trial = Trial(settings.tokenizer)
+    text = await asyncio.to_thread(TextModel, settings.tokenizer, trial)
     driver = Driver(settings, text.vocabulary.fingerprint, Observer(runtime.telemetry))
     defaults = Defaults(settings.num_speculative_tokens, settings.rejection_sample_method, settings.draft_sample_method)
     servicer = GenerationServicer(driver, text, defaults, Meters(runtime.telemetry))
@@ -26,6 +28,7 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
     async def close() -> None:
         await driver.close()
         servicer.close()
+        await asyncio.to_thread(trial.close)
 
     return Service(add=servicer.register, drain=driver.drained, give_up=driver.give_up, close=close)
 

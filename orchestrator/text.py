@@ -6,7 +6,7 @@ All functions are plain and may take long for long inputs: callers run them in a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from orchestrator.detokenise import DecoderPlan, IncrementalDecoder
 from orchestrator.template import RESERVED, load_template
 from specdec.errors import InvalidRequest
 from specdec.grammar import GrammarCompiler
+from specdec.terms import Grammar
 from specdec.vocabulary import describe, load_tokenizer
 
 
@@ -22,16 +23,16 @@ class TextModel:
 
     tokenizer.json alone says which special tokens surround raw text; `add_bos_token` beside it is ignored, as in transformers 5.
 
-    Raises NotFound without a tokenizer.json and Unsupported when its decoder cannot be streamed.
+    `trial`: GrammarCompiler's. Raises NotFound without a tokenizer.json and Unsupported when its decoder cannot be streamed.
     """
 
-    def __init__(self, tokenizer_dir: str | Path) -> None:
+    def __init__(self, tokenizer_dir: str | Path, trial: Callable[[Grammar], None] | None = None) -> None:
         folder = Path(tokenizer_dir)
         self._tokenizer = load_tokenizer(folder)
         self._plan = DecoderPlan(self._tokenizer)
         self._template = load_template(folder)
         self.vocabulary = describe(self._tokenizer, folder)
-        self.grammars = GrammarCompiler(self._tokenizer)
+        self.grammars = GrammarCompiler(self._tokenizer, trial)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         # The batch call leaves out offsets, a third of the time, and lets go of the interpreter lock while it works.
