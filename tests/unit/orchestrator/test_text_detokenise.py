@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from orchestrator.detokenise import MAX_HELD_BYTES, REPLACEMENT, DecoderPlan, Hidden, IncrementalDecoder, visible
 from specdec.errors import Unsupported
+from specdec.vocabulary import special_ids, token_bytes
 from tests.unit.orchestrator.tokenizers_here import (
     FAMILIES,
     byte_fallback,
@@ -122,11 +123,15 @@ def check_early(family: str, ids: list[int]) -> None:
     words = [i for i in map(tokenizer.token_to_id, ["a", "the", "▁▁", "é", "##s", "</w>", "<0x20>"]) if i is not None]
     following = [list(more) for n in (1, 2, 3) for more in itertools.product(inside, repeat=n)] + [[one] for one in words]
     following += [[one, two] for one in words for two in words]
-    ids = [i for i in ids if tokenizer.id_to_token(i) not in ("½", "<0xBD>")]  # U+FFFD as a character, which breaking leaves as it is
+    # Not looked at: U+FFFD as a character, which breaking leaves as it is; half a surrogate pair, whose end Python waits for.
+    ids = [i for i in ids if tokenizer.id_to_token(i) not in ("½", "<0xBD>")]
+    table, special, spelled = token_bytes(tokenizer), special_ids(tokenizer), b""
     decoder, shown = IncrementalDecoder(DecoderPlan(tokenizer)), ""
     for n in range(1, len(ids) + 1):
         shown += push(decoder, ids[n - 1 : n])
-        assert shown == os.path.commonprefix([tokenizer.decode(ids[:n] + more) for more in ([], *following)])
+        spelled += table[ids[n - 1]] or b"" if ids[n - 1] < len(table) and ids[n - 1] not in special else b""
+        if not re.search(rb"\xed[\xa0-\xbf]$", spelled):
+            assert shown == os.path.commonprefix([tokenizer.decode(ids[:n] + more) for more in ([], *following)])
 
 
 def short_and_long(check: Callable[..., None], short: int, long: int, *per_family: str, **drawn: object) -> tuple[object, object]:
