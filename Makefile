@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup env demo test test-all check format protos lock ci-tools
+.PHONY: help setup env demo test test-all check format protos lock ci-tools gpu-check
 
 # The first Python that is new enough; PYTHON=… overrides it.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -27,6 +27,9 @@ test: setup ## every test but the long ones, under 15 minutes
 
 test-all: setup ## every test
 	@$(TEST)
+
+gpu-check: env ## the engine on this machine's GPU: is it right, and how far from the memory's speed
+	@$(BIN)/python -m specdec.bench.gpu_check
 
 check: env ## all gates: format, lint, types, walls, protos
 	$(BIN)/ruff format --check .

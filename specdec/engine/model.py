@@ -159,6 +159,8 @@ def _build_generic(source: _Source, config: EngineConfig, module: Any) -> Engine
 
 def _settle(config: EngineConfig) -> EngineConfig:
     torch.set_num_threads(config.threads)
+    if config.device == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans every shape anew, and shapes here are many
     return replace(config, dtype=supported(config.dtype))
 
 
