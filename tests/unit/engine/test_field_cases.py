@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from specdec.engine import Engine, EngineConfig, Segment, load_engine_from_module
+from specdec.engine import Engine, EngineConfig, Segment, kv, load_engine_from_module
 from tests.tiny import tiny_engine, tiny_gpt2, tiny_llama, tiny_qwen3
 from tests.unit.engine.play import Turn, feed, played, text, whole
 
@@ -179,3 +179,49 @@ def test_f126_a_session_behind_by_a_prefill_catches_up_in_the_same_batch(engine)
     assert torch.equal(rows[1], whole(engine, two[:40])[39:])
     engine.kv.close(a)
     engine.kv.close(b)
+
+
+def test_f118_a_slot_is_bounded_however_many_tokens_arrive_per_call():
+    """Five at a time into a window of 40: row for row what single feeding gives, and past the window a refusal that changes nothing."""
+    engine = load_engine_from_module(tiny_llama(3), EngineConfig(dtype="float64", kv_tokens=256, window=40, self_test=False))
+    tokens = text(40)
+    slot = engine.kv.open()
+    rows = [feed(engine, slot, tokens[i : i + 5]) for i in range(0, 40, 5)]
+    assert torch.equal(torch.cat(rows), played(engine, tokens, 0, [Turn(1)] * 40))
+    for _ in range(12):
+        with pytest.raises(ValueError, match="past the window of 40"):
+            feed(engine, slot, [1] * 5)
+        assert (engine.kv.length(slot), engine.kv.used_tokens) == (40, 64)
+
+
+def test_f119_a_rollback_that_does_nothing_is_found_at_once(monkeypatch):
+    """After every rollback the slot must hold what is committed: by assertion in the engine, and again where the next tokens come."""
+    engine = tiny_engine(3)
+    slot = engine.kv.open()
+    tokens = text(20)
+    feed(engine, slot, tokens)
+    for length in (19, 15, 3, 0):
+        engine.kv.truncate(slot, length)
+        assert engine.kv.length(slot) == length
+    feed(engine, slot, tokens)
+    monkeypatch.setattr(kv.Slot, "length", property(lambda self: 20, lambda self, length: None), raising=False)
+    with pytest.raises(AssertionError):
+        engine.kv.truncate(slot, 15)
+    with pytest.raises(ValueError, match="starts at 15, slot 0 holds 20"):
+        engine.forward([Segment(slot, 15, (1,), 0)])
+
+
+def test_f120_at_the_end_of_the_window_every_rollback_still_works():
+    """What applies here: no cache kind that refuses to roll back is loaded, so no session must fall back to plain decoding for it. Blocks
+    up to the very last position are verified and refused as anywhere else."""
+    engine = load_engine_from_module(tiny_llama(3), EngineConfig(dtype="float64", kv_tokens=512, window=70, self_test=False))
+    tokens = text(70)
+    reference = whole(engine, tokens)
+    slot = engine.kv.open()
+    feed(engine, slot, tokens[:60])
+    for at in range(60, 70):
+        block = (tokens[at], *[7] * min(4, 69 - at))
+        rows = engine.forward([Segment(slot, at, block, 0)])[0]
+        engine.kv.truncate(slot, at + 1)
+        assert torch.equal(rows[0], reference[at])
+    assert engine.kv.length(slot) == 70
