@@ -10,8 +10,8 @@ A slot that was rolled back and is to write where others look becomes a fork of 
 copy it.
 
 Touching a hole of the file through a private mapping puts a page there as well as here. So a fork touches its blocks when it books them,
-whole, and gives the file's pages back at once. Measured on SmolLM2-135M with 500 tokens: the move 47 ms, a fork 2 ms, its first step 2 ms
-longer, all other steps as before.
+whole, and gives the file's pages back at once. Measured on SmolLM2-135M with 500 tokens: the move 45 ms, a fork 2 ms, a step that begins a
+block up to 8 ms longer, all other steps as before.
 
 Whatever lies beyond a slot's length is finite: new memory is zero and writers put in finite numbers only. Attention reads whole key blocks
 under a mask, and a masked NaN is still a NaN.
