@@ -18,6 +18,7 @@ def as_on_a_device(monkeypatch):
     monkeypatch.setattr(model, "_device", lambda config: torch.device("cpu"))
 
 
+@pytest.mark.pair
 def test_it_runs(tmp_path, capsys):
     file = tmp_path / "out" / "report.json"
     assert gpu_check.main(["--device", "cpu", "--tiny", "--output", str(file)]) == 0
@@ -30,6 +31,7 @@ def test_it_runs(tmp_path, capsys):
     assert {"step_ms_by_rows", "share_of_floor_by_rows", "modelled", "scripted_acceptance", "prefill_ms"} <= set(report["tiny"])
 
 
+@pytest.mark.pair
 def test_what_is_wrong_is_told_and_the_rest_runs(monkeypatch):
     """Attention that lets every row of a call see the whole call."""
     mask = padded.PaddedAttention._mask
