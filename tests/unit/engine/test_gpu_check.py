@@ -10,7 +10,7 @@ import torch
 from specdec.bench import gpu_check
 from specdec.engine import model, padded
 
-SECTIONS = {"machine", "exactness", "speculation", "replay", "forks", "generic", "invariance", "tiny", "tiny launched"}
+SECTIONS = {"machine", "exactness", "speculation", "replayed_steps", "forks", "generic", "invariance", "tiny", "tiny launched"}
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_what_is_wrong_is_told_and_the_rest_runs(monkeypatch):
     for slow in ("speed", "launched", "invariance", "generic"):
         monkeypatch.setattr(gpu_check, slow, named(slow, lambda *_: {}))
     report = gpu_check.run("cpu", tiny=True)
-    assert {"exactness", "speculation", "replay", "forks"} <= set(report["failed"])
+    assert {"exactness", "speculation", "replayed_steps", "forks"} <= set(report["failed"])
     assert "disagree" in report["exactness"]["error"] and report["tiny"] == {} and "machine" not in report["failed"]
 
 
