@@ -131,9 +131,9 @@ def exactness(bench: Bench) -> dict[str, Any]:
     return report
 
 
-def require_equal(what: str, a: Tensor, b: Tensor) -> dict[str, Any]:
+def require_equal(what: str, a: Tensor, b: Tensor, limit: float = 1e-9) -> dict[str, Any]:
     difference = float((a - b).abs().max())
-    if not difference < 1e-9:
+    if not difference < limit:
         raise AssertionError(f"{what} differ by {difference}")
     return {"largest_difference": difference}
 
@@ -158,7 +158,8 @@ def forks(bench: Bench) -> dict[str, Any]:
 
 
 def generic(bench: Bench) -> dict[str, Any]:
-    """float64: transformers' own modules say what the lean path says."""
+    """float64: transformers' own modules say what the lean path says. On a GPU they take float32 sines and cosines there, the lean path
+    takes them on the host: the angles differ in their last bits."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     module = LlamaForCausalLM(LlamaConfig(**{**TINY.config(), "pad_token_id": None})).double().requires_grad_(False)
@@ -169,7 +170,7 @@ def generic(bench: Bench) -> dict[str, Any]:
     for path in ("lean", "generic"):
         config = EngineConfig(dtype="float64", path=path, device=device, kv_tokens=1024, self_test=False)
         rows.append(read(load_engine_from_module(module, config), text, 30))
-    return require_equal("lean and generic path", *rows)
+    return require_equal("lean and generic path", *rows, limit=1e-9 if device == "cpu" else 1e-4)
 
 
 def speculation(bench: Bench) -> dict[str, Any]:
