@@ -72,11 +72,13 @@ def verify(
 ) -> Verdict:
     """Decides a block of n proposals by its n + 1 rows [n + 1, head rows]. Inputs are not modified.
 
-    A grammar that lets nothing follow ends the round, and the generation, with `stop` and no stop token.
+    A grammar that lets nothing follow ends the round, and the generation, with `stop` and no stop token. Where other fields ban all that it
+    lets follow, the round ends in front of that row and the next one fails there: what is decided until then does not depend on the block.
 
     `output` = decided tokens before the block. `distributions`, standard only: one per proposal, None = one-hot, or
     empty for all one-hot. `max_room` = tokens the window still takes. Rows behind the first refusal are not looked at.
-    Raises NonFinite for a row that is used, InvalidRequest for distributions that do not fit the block.
+    Raises NonFinite for a row that is used, InvalidRequest for distributions that do not fit the block and for a first row of which nothing
+    may be chosen.
     """
     if len(logits) != len(block) + 1:
         raise ValueError(f"{len(block)} proposals need {len(block) + 1} rows, got {len(logits)}")
@@ -92,14 +94,19 @@ def verify(
             break
         proposal = block[slot] if slot < len(block) else None
         q = distributions[slot] if distributions and proposal is not None else None
-        token, stands = decide(row, proposal, q, sampler, history, method)
+        try:
+            token, stands = decide(row, proposal, q, sampler, history, method)
+            ended = token not in sampler.stop_ids and sampler.must_end([*history, token])
+        except InvalidRequest:
+            if slot == 0:
+                raise
+            break
         if token in sampler.stop_ids:
             stop_token_id = token
             break
         logprobs.append(sampler.logprobs(row, token))
         history.append(token)
         accepted += int(stands)
-        ended = sampler.must_end(history)
         if not stands:
             break
     finish = FinishReason.STOP if ended else FinishReason.LENGTH if len(history) >= most else None

@@ -187,13 +187,22 @@ def test_no_language(client: RawClient, name: str) -> None:
     refused(client.generate(token_prompt(PROMPT) + constrained(form)), "sampling.grammar" + ("." + field if field else ""))
 
 
-def test_a_language_without_its_ids(client: RawClient) -> None:
-    """Other fields may ban what a grammar needs; the answer ends with an error that names it, behind what was decided until then."""
-    digits = sampling(ENOUGH, sub(17, sub(2, b"[0-9]{4}")), packed(9, [18, 19, 67]))  # 0, 1, a
-    assert set(answered(client.generate(token_prompt(PROMPT) + digits)).text) <= {"0", "1"}
-    letters = sampling(ENOUGH, sub(17, sub(2, b"[0-9]{4}")), packed(9, [67, 68]))
-    reply = client.generate(token_prompt(PROMPT) + letters)
-    assert (reply.code, reply.field, reply.token_ids) == ("INVALID_ARGUMENT", "sampling.grammar", [])
+LETTERS = packed(9, [67, 68, 71, 74, 86, 261])  # a, b, e, h, t, " the"
+CHOICES = sub(3, b"".join(sub(1, option) for option in (b"the other hat", b"the hat", b"an otter", b"at the other")))
+
+
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_a_language_without_its_ids(client: RawClient, k: int) -> None:
+    """Other fields may ban what a grammar needs. The error names it and comes behind what was decided until then, however long a block is;
+    an answer that a stop string ends before that is a good one."""
+    nothing = client.generate(token_prompt(PROMPT) + num(12, k) + sampling(ENOUGH, sub(17, sub(2, b"[0-9]{4}")), LETTERS))
+    assert (nothing.code, nothing.field, nothing.token_ids) == ("INVALID_ARGUMENT", "sampling.grammar", [])
+    some = token_prompt([10, 11, 12, 13, 11, 10]) + SEED + sampling(ENOUGH, sub(17, CHOICES), LETTERS)
+    want, got = client.generate(some + num(12, 0)), client.generate(some + num(12, k))
+    assert (want.code, want.field, want.text) == ("INVALID_ARGUMENT", "sampling.grammar", "at the")
+    assert (got.code, got.details, got.token_ids, got.text) == (want.code, want.details, want.token_ids, want.text)
+    stopped = answered(client.generate(some + sub(9, b"the") + num(12, k)))
+    assert (stopped.text, stopped.token_ids) == ("at ", want.token_ids)
 
 
 # ---------------------------------------------------------------- F60: hardly any prompt
