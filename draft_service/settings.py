@@ -24,3 +24,8 @@ class Settings(CommonSettings):
     lookahead_floor: float = setting(
         0.2, low=0, high=1, doc="smallest chance of a whole block at which the draft works past it; 0 = always"
     )
+
+    def problems(self) -> list[str]:
+        if self.device == "cuda" and self.dtype == "int8":
+            return ["SPECDEC_DTYPE=int8 runs on the CPU only; with SPECDEC_DEVICE=cuda set it to bfloat16, float32 or float64"]
+        return []

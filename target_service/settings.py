@@ -25,6 +25,9 @@ class Settings(CommonSettings):
     max_num_speculative_tokens: int = setting(16, low=0, high=1024, doc="most proposals in one Step")
 
     def problems(self) -> list[str]:
+        told = []
         if self.max_step_rows <= self.max_num_speculative_tokens:
-            return [f"SPECDEC_MAX_STEP_ROWS={self.max_step_rows} must exceed SPECDEC_MAX_NUM_SPECULATIVE_TOKENS"]
-        return []
+            told.append(f"SPECDEC_MAX_STEP_ROWS={self.max_step_rows} must exceed SPECDEC_MAX_NUM_SPECULATIVE_TOKENS")
+        if self.device == "cuda" and self.dtype == "int8":
+            told.append("SPECDEC_DTYPE=int8 runs on the CPU only; with SPECDEC_DEVICE=cuda set it to bfloat16, float32 or float64")
+        return told

@@ -145,3 +145,12 @@ def test_the_table_of_names_equals_the_dataclasses(role: str) -> None:
     fields = {name.upper() for name in cls.__dataclass_fields__}
     assert fields == names.SETTINGS[role]
     assert fields >= names.COMMON == {name.upper() for name in CommonSettings.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("service", ["draft_service", "target_service"])
+def test_int8_on_a_gpu_is_refused_with_what_would_do(service: str) -> None:
+    settings = importlib.import_module(f"{service}.settings").Settings
+    on_gpu = {"SPECDEC_MODEL": "m", "SPECDEC_DEVICE": "cuda"}
+    with pytest.raises(SettingsError, match="SPECDEC_DTYPE=int8 runs on the CPU only; .* bfloat16"):
+        load(settings, on_gpu)
+    assert load(settings, {**on_gpu, "SPECDEC_DTYPE": "bfloat16"}).device == "cuda"
