@@ -170,7 +170,7 @@ def generic(bench: Bench) -> dict[str, Any]:
     for path in ("lean", "generic"):
         config = EngineConfig(dtype="float64", path=path, device=device, kv_tokens=1024, self_test=False)
         rows.append(read(load_engine_from_module(module, config), text, 30))
-    return require_equal("lean and generic path", *rows, limit=1e-9 if device == "cpu" else 1e-4)
+    return require_equal("lean and generic path", rows[0], rows[1], limit=1e-9 if device == "cpu" else 1e-4)
 
 
 def speculation(bench: Bench) -> dict[str, Any]:
