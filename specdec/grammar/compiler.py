@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import llguidance
 from tokenizers import Tokenizer
 
 from specdec.errors import InvalidRequest, Unsupported
-from specdec.grammar.constraint import FIELD, Constraint
+from specdec.grammar.constraint import FIELD, Constraint, DeadEnd
 from specdec.grammar.forms import said, source
 from specdec.grammar.marker import Marker
 from specdec.grammar.words import Words
@@ -79,14 +80,13 @@ class GrammarCompiler:
         return accepted
 
     def _probe(self, constraint: Constraint) -> None:
-        """Looks at the first rows along one way: an empty language, and one whose beginning outgrows the limits, are told at once.
-        Raises InvalidRequest."""
+        """Looks at the first rows along one way, and goes back: an empty language, one whose beginning outgrows the limits, and one that
+        cannot be rolled back are told at once. Raises InvalidRequest."""
         output: list[int] = []
-        for _ in range(PROBED):
-            mask = constraint.at(output).mask
-            if mask is None or not mask.any():
-                return
-            output.append(int(mask.argmax()))
+        with contextlib.suppress(DeadEnd):  # behind the first row there are other ways
+            while len(output) < PROBED and (mask := constraint.at(output).mask) is not None and mask.any():
+                output.append(int(mask.argmax()))
+        constraint.at([])
 
 
 class _Accepted:

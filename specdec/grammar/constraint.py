@@ -21,6 +21,7 @@ MAX_FORCED = 16  # ids told to be forced at once
 MAX_REBUILT = 8  # matchers that one session may use up: building one may take as long as compiling
 FIELD = "sampling.grammar"
 DEAD_END = "NoExtensionBias"  # the library's word for: neither complete nor continued by any id
+NO_WAY_BACK = "rollback not supported"  # for rules that count tokens; told of each by its first rolling back
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +75,16 @@ class Constraint:
         try:
             return ask()
         except _Broken as error:
-            fault = error
+            told = error.told
         self._begin()
         if self._rebuilt < MAX_REBUILT:
             self._rebuilt += 1
             try:
                 return ask()
             except _Broken as error:
-                fault = error
+                told = error.told
                 self._begin()
-        raise InvalidRequest(FIELD, str(fault))
+        raise told
 
     def _allowed(self, output: Sequence[int]) -> Allowed:
         self._move_to(output)
@@ -175,9 +176,21 @@ class Constraint:
             fault = f"panic: {error}"
         if not fault:
             return answer
+        if NO_WAY_BACK in fault:
+            raise InvalidRequest(FIELD, "attributes max_tokens and stop of a rule are not served; suffix is")
         where = f"after {len(self._tokens)} tokens of the answer"
-        raise _Broken(f"no id continues the text {where}" if DEAD_END in fault else f"too complex {where}: {said(fault)}")
+        if DEAD_END in fault:
+            raise _Broken(DeadEnd(FIELD, f"no id continues the text {where}"))
+        raise _Broken(InvalidRequest(FIELD, f"too complex {where}: {said(fault)}"))
+
+
+class DeadEnd(InvalidRequest):
+    """A text of the language begins like this, and the vocabulary cannot write the rest."""
 
 
 class _Broken(Exception):
-    """A matcher that outgrew its limits, or has nowhere to go, says nothing more."""
+    """A matcher that outgrew its limits, or has nowhere to go, says nothing more. Holds what to tell the session."""
+
+    def __init__(self, told: InvalidRequest) -> None:
+        super().__init__(str(told))
+        self.told = told

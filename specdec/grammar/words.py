@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from specdec.vocabulary import decoder_steps, special_ids, token_bytes
 
 LONGEST_WORD = 512  # bytes; the library's tree of words is not deeper than twice that
-LONGEST_TEXT = 256  # characters that are looked at to write the first ids of a text
-TAIL = 32  # bytes at the end of a text that was cut: what follows may write them otherwise
+GLANCE = 256  # characters of a long text that are written at once: only its first id is wanted
+FEW = 16  # ids that the library must get of a long text: it sets some of the last ones aside
 SPECIAL_MARK = b"\xff"  # begins special ids in the library's tree; no text holds this byte
 LEADS = ("", "\n")  # in front of a text, for tokenizers that put a space at the beginning
 _TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
@@ -62,11 +62,15 @@ class Words:
         return max(map(len, self._ids))
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The first ids of a way to write `text`; all of them when it is short. Never raises: the library could not bear it."""
+        """Ids that spell `text`, or the beginning of a long one. Never raises: the library could not bear it."""
         whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
-        part = whole[:LONGEST_TEXT]
-        ids = self._own(part) or self._cut(part.encode())
-        return ids if len(part) == len(whole) else self._without_tail(ids)
+        length = GLANCE
+        while True:
+            part = whole[:length]
+            ids = self._own(part) or self._cut(part.encode())
+            if len(ids) >= FEW or len(part) == len(whole):
+                return ids
+            length *= 4
 
     def _own(self, text: str) -> list[int]:
         """The tokenizer's way to write `text`; empty when it is none."""
@@ -94,12 +98,6 @@ class Words:
                 break
             ids.append(self._ids[data[place : place + length]])
             place += length
-        return ids
-
-    def _without_tail(self, ids: list[int]) -> list[int]:
-        dropped = 0
-        while len(ids) > 1 and dropped < TAIL:
-            dropped += len(self.tokens[ids.pop()])
         return ids
 
 
