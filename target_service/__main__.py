@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from specdec.engine import Engine, EngineConfig, EngineThread, KvBudget, load_engine
 from specdec.errors import Mismatch
-from specdec.grammar import GrammarCompiler
+from specdec.grammar import Constraint, GrammarCompiler
 from specdec.runtime.server import Runtime, Service, serve
 from specdec.terms import Grammar, ModelInfo
 from specdec.vocabulary import Vocabulary, describe, load_tokenizer
@@ -38,6 +38,13 @@ def load(settings: Settings) -> tuple[Engine, Vocabulary, GrammarCompiler]:
     )
     tokenizer = load_tokenizer(settings.model)
     return load_engine(config), describe(tokenizer, settings.model), GrammarCompiler(tokenizer)
+
+
+def ready(grammars: GrammarCompiler, grammar: Grammar) -> Constraint:
+    """A grammar's state with its first row looked at: what is made at the first look is made on this thread."""
+    constraint = grammars.compile(grammar)
+    constraint.at(())
+    return constraint
 
 
 def model_info(settings: Settings, engine: Engine, words: Vocabulary, budget: KvBudget) -> ModelInfo:
@@ -80,12 +87,12 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> S
     budget = KvBudget(engine.info.kv_total_tokens)
     info = model_info(settings, engine, words, budget)
     verifier = Verifier(limits(settings, info), budget)
-    executor = Executor(engine, info.vocab_size, info.eos_token_ids, grammars)
+    executor = Executor(engine, info.vocab_size, info.eos_token_ids)
     observer = StepObserver(runtime.telemetry, verifier)
     compilers = ThreadPoolExecutor(1, "grammars")
 
-    def compile_grammar(grammar: Grammar) -> asyncio.Future[object]:
-        return asyncio.get_running_loop().run_in_executor(compilers, grammars.compile, grammar)
+    def compile_grammar(grammar: Grammar) -> asyncio.Future[Constraint]:
+        return asyncio.get_running_loop().run_in_executor(compilers, ready, grammars, grammar)
 
     loop = EngineLoop(verifier, executor.execute, thread, observer, compile_grammar, settings.max_unread_results)
     turns = asyncio.create_task(loop.run(), name="engine loop")

@@ -58,7 +58,8 @@ def _row(session: Session, limits: Limits, size: int) -> Row:
     if start + size < len(session.tokens):
         return Row(session.resident, start, tokens, prompt=prompt)
     pending = session.pending
-    score = Score(session.begin, session.tokens, pending.block, pending.distributions, limits.window - len(session.tokens))
+    room = limits.window - len(session.tokens)
+    score = Score(session.begin, session.tokens, pending.block, pending.distributions, room, session.constraint)
     return Row(session.resident, start, tokens + pending.block, score, prompt)
 
 

@@ -13,9 +13,9 @@ import torch
 
 from specdec.acceptance import verify
 from specdec.engine import Segment
-from specdec.errors import EngineFault, InvalidRequest, NonFinite, Unsupported
-from specdec.sampling import Constraint, Sampler, token_logprobs
-from specdec.terms import Begin, Grammar, SamplingParams, TokenLogprobs
+from specdec.errors import EngineFault, InvalidRequest, NonFinite
+from specdec.sampling import Sampler, token_logprobs
+from specdec.terms import SamplingParams, TokenLogprobs
 from target_service.plan import (
     Decided,
     Drop,
@@ -51,18 +51,11 @@ class Engine(Protocol):
     def forward(self, segments: list[Segment]) -> Sequence[torch.Tensor]: ...
 
 
-class Grammars(Protocol):
-    """specdec.grammar.GrammarCompiler"""
-
-    def compile(self, grammar: Grammar) -> Constraint: ...
-
-
 class Executor:
     """Owns slots and samplers of the residents. Every method runs on the engine thread."""
 
-    def __init__(self, engine: Engine, vocab_size: int, eos_ids: Sequence[int], grammars: Grammars | None = None) -> None:
+    def __init__(self, engine: Engine, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._engine, self._vocab_size, self._eos_ids = engine, vocab_size, tuple(eos_ids)
-        self._grammars = grammars
         self._plain = Sampler(SamplingParams(), 0, vocab_size, (), ())  # reads rows that belong to no choice
         self._slots: dict[int, int] = {}
         self._samplers: dict[int, Sampler] = {}
@@ -125,12 +118,14 @@ class Executor:
         begin = score.begin
         sampler = self._samplers.get(row.resident)
         if sampler is None:
-            sampler = self._samplers[row.resident] = self._sampler(begin, score.committed[: begin.prompt_length])
+            prompt = score.committed[: begin.prompt_length]
+            sampler = Sampler(begin.sampling, begin.seed, self._vocab_size, self._eos_ids, prompt, constraint=score.constraint)
+            self._samplers[row.resident] = sampler
         verdict = verify(logits, score.block, score.distributions, sampler, score.output, begin.rejection_method, score.room)
         committed = len(score.committed)
         kv_length = kv_length_after(committed, verdict.num_accepted, len(verdict.tokens))
         self._engine.kv.truncate(self._slots[row.resident], kv_length)
-        forced = sampler.forced([*score.output, *verdict.tokens]) if verdict.finish is None else ()
+        forced = _forced(sampler, [*score.output, *verdict.tokens]) if verdict.finish is None else ()
         return Decided(
             verdict.tokens,
             verdict.num_verified,
@@ -143,13 +138,13 @@ class Executor:
             prompt_logprobs,
         )
 
-    def _sampler(self, begin: Begin, prompt: Sequence[int]) -> Sampler:
-        grammar, constraint = begin.sampling.grammar, None
-        if grammar is not None:
-            if self._grammars is None:
-                raise Unsupported("sampling.grammar")
-            constraint = self._grammars.compile(grammar)
-        return Sampler(begin.sampling, begin.seed, self._vocab_size, self._eos_ids, prompt, constraint=constraint)
+
+def _forced(sampler: Sampler, output: Sequence[int]) -> tuple[int, ...]:
+    """A grammar that has nothing to say behind `output` says so to the round that asks; what was decided in front of it stands."""
+    try:
+        return sampler.forced(output)
+    except InvalidRequest:
+        return ()
 
 
 def _finite(entries: Iterable[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:

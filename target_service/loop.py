@@ -9,7 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from specdec.errors import EngineFault, InvalidRequest, SpecdecError
+from specdec.errors import EngineFault, InvalidRequest, SpecdecError, Unsupported
+from specdec.sampling import Constraint
 from specdec.terms import Answer, Close, Failed, Grammar, Result, Step, TargetBeat
 from target_service.outlet import Batch, Outlet, packed
 from target_service.plan import Compile, StepOutcome, StepPlan
@@ -18,7 +19,7 @@ from target_service.verifier import Verifier
 TICK_S = 0.05  # how late a waiting Step may expire and a lease may end while the engine is idle or busy
 HUNG_STEPS, HUNG_MS = 20, 10_000.0  # a step older than both is hung
 FAREWELL_S = 1.0  # longest wait for the streams to tell their callers that the engine is gone
-INVALID_ARGUMENT, INTERNAL = 3, 13  # gRPC status code numbers
+INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL = 3, 12, 13  # gRPC status code numbers
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +38,8 @@ class Observer(Protocol):
 
 
 class EngineLoop:
-    """`execute` runs on the engine's thread; `compile_grammar` makes a grammar ready for it elsewhere, raising InvalidRequest."""
+    """`execute` runs on the engine's thread; `compile_grammar` makes the state of a grammar for it elsewhere. Raises InvalidRequest,
+    Unsupported."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class EngineLoop:
         execute: Callable[[StepPlan], StepOutcome],
         thread: Thread,
         observer: Observer,
-        compile_grammar: Callable[[Grammar], Awaitable[object]],
+        compile_grammar: Callable[[Grammar], Awaitable[Constraint]],
         max_unread_results: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,15 +98,17 @@ class EngineLoop:
         self._wake.set()
 
     async def _compile(self, order: Compile) -> None:
-        fault = None
+        outcome: Constraint | Failed
         try:
-            await self._compile_grammar(order.grammar)
+            outcome = await self._compile_grammar(order.grammar)
         except InvalidRequest as error:
-            fault = Failed(INVALID_ARGUMENT, str(error), drop=True)
+            outcome = Failed(INVALID_ARGUMENT, str(error), drop=True)
+        except Unsupported as error:
+            outcome = Failed(UNIMPLEMENTED, str(error), drop=True)
         except Exception as error:
             log.exception("a grammar cannot be compiled", extra={"session": order.key})
-            fault = Failed(INTERNAL, f"{type(error).__name__}: {error}", drop=True)
-        self.verifier.compiled(order, fault)
+            outcome = Failed(INTERNAL, f"{type(error).__name__}: {error}", drop=True)
+        self.verifier.compiled(order, outcome)
         self._hand_out()
         self._wake.set()
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specdec.sampling import Constraint
 from specdec.terms import Begin, DraftDistribution, FinishReason, Grammar, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Decide after the row's last committed token. `committed` is not changed by anyone while the step runs."""
+    """Decide after the row's last committed token. `committed` is not changed by anyone while the step runs; `constraint` is the state of
+    the session's grammar and is touched on the engine thread only."""
 
     begin: Begin
     committed: Sequence[int]
     block: tuple[int, ...]
     distributions: tuple[DraftDistribution | None, ...]
     room: int  # tokens the window still takes after `committed`, at least 1
+    constraint: Constraint | None = None
 
     @property
     def output(self) -> Sequence[int]:
@@ -129,7 +132,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Compile:
-    """Make a grammar ready for the samplers to come, beside the engine's steps. `key` and `epoch` name the session that waits for it."""
+    """Make a grammar ready, beside the engine's steps. `key` and `epoch` name the session that waits for it."""
 
     key: tuple[str, str]
     epoch: int

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.hashing import PrefixHash
+from specdec.sampling import Constraint
 from specdec.terms import Answer, Begin, DraftDistribution, Step, TokenLogprobs
 from target_service.plan import PromptScore
 
@@ -55,6 +56,7 @@ class Session:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     flying: bool = False  # a row of it is in the engine now
     compiling: bool = False  # its grammar is not ready: no row of it runs
+    constraint: Constraint | None = None  # the grammar's state, for the engine thread alone; it outlives the KV
     closing: bool = False
     asked_ms: float = 0.0  # when its last Step came
     lease_until_ms: float | None = None  # set while no stream speaks for the session
@@ -99,7 +101,7 @@ class Session:
 
     def shareable(self, committed: Sequence[int]) -> int:
         """How many leading tokens of `committed` are in KV here; never all of them, since the newest one's row is needed."""
-        return 0 if self.resident is None else min(agreement(self.tokens[: self.kv_length], committed), len(committed) - 1)
+        return min(agreement(self.tokens[: self.kv_length], committed), len(committed) - 1)
 
     def drop_kv(self) -> None:
         self.resident, self.kv_length = None, 0

@@ -21,6 +21,7 @@ Rules (the words are those of target.proto):
 from __future__ import annotations
 
 from specdec.errors import InvalidRequest, ProtocolFault, Unsupported
+from specdec.sampling import Constraint
 from specdec.terms import (
     Answer,
     Begin,
@@ -183,13 +184,14 @@ class Verifier:
             self._grammars.append(Compile(key, step.epoch, begin.sampling.grammar))
         self._enqueue(session, step, now_ms)
 
-    def compiled(self, order: Compile, fault: Failed | None) -> None:
-        """The grammar is ready; or it cannot be, and the sessions that wait for it fail alone."""
+    def compiled(self, order: Compile, outcome: Constraint | Failed) -> None:
+        """The grammar is ready; or it cannot be, and the session that waits for it fails alone."""
         session = self._sessions.get(order.key)
-        if session is not None and session.epoch == order.epoch:
-            session.compiling = False
-            if fault is not None:
-                self._fail(session, fault)
+        if session is None or session.epoch != order.epoch:
+            return
+        if isinstance(outcome, Failed):
+            return self._fail(session, outcome)
+        session.compiling, session.constraint = False, outcome
 
     def _enqueue(self, session: Session, step: Step, now_ms: float) -> None:
         """A new round: take over the committed tokens, or say what stands in the way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -25,9 +26,23 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from specdec import wire
 from specdec.hashing import prefix_hash
 from specdec.runtime.channels import open_channel
-from specdec.terms import Answer, Begin, Close, Closed, Failed, FinishReason, NoRoom, PrefixNeeded, Result, SamplingParams, Step
+from specdec.terms import (
+    Answer,
+    Begin,
+    Close,
+    Closed,
+    Failed,
+    FinishReason,
+    Grammar,
+    GrammarForm,
+    NoRoom,
+    PrefixNeeded,
+    Result,
+    SamplingParams,
+    Step,
+)
 from specdec.v1 import target_pb2, target_pb2_grpc
-from specdec.vocabulary import vocabulary
+from specdec.vocabulary import load_tokenizer, vocabulary
 from tests.service.target_client import Stream, verify_stream
 from tests.tiny import save_tiny
 from tests.unit.target.harness import first_step, next_step
@@ -116,8 +131,10 @@ def generated(hf: Any, prompt: Sequence[int], count: int) -> list[int]:
 class Talk:
     """One session on a stream that others may share: `feed` gives it its answers."""
 
-    def __init__(self, stream: Stream, prompt: Sequence[int], session: str, sampling: SamplingParams = GREEDY, seed: int = 11) -> None:
-        self.stream, self.session, self.sampling, self.seed = stream, session, sampling, seed
+    def __init__(
+        self, stream: Stream, prompt: Sequence[int], session: str, sampling: SamplingParams = GREEDY, seed: int = 11, fork: str = ""
+    ) -> None:
+        self.stream, self.session, self.sampling, self.seed, self.fork = stream, session, sampling, seed, fork
         self.prompt, self.committed = list(prompt), list(prompt)
         self.round, self.kv, self.begun = 1, 0, False
         self.finish: FinishReason | None = None
@@ -129,7 +146,7 @@ class Talk:
         return self.committed[len(self.prompt) :]
 
     async def ask(self, block: Sequence[int] = ()) -> None:
-        begin = None if self.begun else Begin(len(self.prompt), self.sampling, self.seed)
+        begin = None if self.begun else Begin(len(self.prompt), self.sampling, self.seed, fork_session_id=self.fork)
         tokens = (*self.committed[self.kv :], *block)
         base_hash = prefix_hash(self.committed[: self.kv])
         await self.stream.send(Step(self.session, 1, self.round, self.kv, base_hash, tokens, len(block), 30_000, begin=begin))
@@ -221,6 +238,71 @@ async def test_sampled_text_and_logprobs_depend_on_the_seed_alone(target: Target
         logprobs = [[p for r in talk.results for p in r.logprobs][:50] for talk in (plain, other)]
         assert logprobs[0] == logprobs[1] and len(logprobs[0]) == 50
         assert await Talk(stream, PROMPTS[1], "seed", sampling, seed=12).run(50) != expected[:50]
+
+
+async def test_the_prompts_logprobs_are_transformers_own(target: TargetProcess, hf: Any) -> None:
+    """In pieces, beside another session; what the text is does not change."""
+    prompt = [(13 * j) % 300 + 3 for j in range(200)]
+    with torch.no_grad():
+        rows = hf(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    async with target.stream("a") as one, target.stream("b") as two:
+        asking = Talk(one, prompt, "s", replace(GREEDY, prompt_logprobs=3))
+        texts = await asyncio.gather(asking.run(5), Talk(two, PROMPTS[0], "t").run(40))
+    assert texts == [generated(hf, prompt, 5), generated(hf, PROMPTS[0], 40)]
+    entries = asking.results[0].prompt_logprobs
+    assert len(entries) == 199 and not any(result.prompt_logprobs for result in asking.results[1:])
+    for at, entry in enumerate(entries, 1):
+        best, ids = rows[at - 1].topk(3)
+        assert entry.logprob == pytest.approx(float(rows[at - 1, prompt[at]]), abs=1e-5)
+        assert entry.top_ids == tuple(ids.tolist()) and entry.top_logprobs == pytest.approx(best.tolist(), abs=1e-5)
+
+
+async def test_answers_that_fork_are_those_of_their_seeds(target: TargetProcess) -> None:
+    """Eight at once from one prefill; the first goes on and is closed while they run."""
+    sampling = replace(GREEDY, temperature=1.0, logprobs=1)
+    prompt = [(13 * j) % 300 + 3 for j in range(150)]
+    async with contextual(target, 9) as streams:
+        lone = [Talk(stream, prompt, "s", sampling, seed=i) for i, stream in enumerate(streams[:8])]
+        expected = await asyncio.gather(*(talk.run(30) for talk in lone))
+        stream = streams[8]
+        first = Talk(stream, prompt, "s0", sampling, seed=0)
+        await first.ask()
+        await first.feed(await stream.answer())
+        talks = {f"s{i}": Talk(stream, prompt, f"s{i}", sampling, seed=i, fork="s0") for i in range(1, 8)}
+        talks["s0"] = first
+        for talk in talks.values():
+            await talk.ask(expected[talk.seed][len(talk.output) :][:3])
+        while any(len(talk.output) < 30 for talk in talks.values()):
+            answer = await stream.answer()
+            if answer.outcome == Closed():
+                continue
+            talk = talks[answer.session_id]
+            await talk.feed(answer)
+            if len(talk.output) < 30:
+                await talk.ask(expected[talk.seed][len(talk.output) :][:3])
+            else:
+                await stream.send(Close(talk.session, 1))
+    assert [talks[f"s{i}"].output[:30] for i in range(8)] == list(expected)
+    for i, talk in enumerate(lone):
+        entries = [[entry for result in each.results for entry in result.logprobs][:30] for each in (talk, talks[f"s{i}"])]
+        assert entries[0] == entries[1]
+
+
+async def test_a_schema_shapes_the_answer_and_a_bad_one_fails_alone(target: TargetProcess, model: Path) -> None:
+    age = {"type": "integer", "minimum": 0, "maximum": 99}
+    schema = {"type": "object", "properties": {"age": age}, "required": ["age"], "additionalProperties": False}
+    grammar = Grammar(GrammarForm.JSON_SCHEMA, json.dumps(schema))
+    tokenizer = load_tokenizer(model)
+    async with target.stream() as stream, target.stream("vandal") as vandal:
+        await vandal.send(first_step([5], sampling=replace(GREEDY, grammar=replace(grammar, text="{"))))
+        failed = (await vandal.answer()).outcome
+        assert isinstance(failed, Failed) and failed.code == 3 and failed.message.startswith("sampling.grammar.json_schema")
+        texts = []
+        for blocks in (lambda output: (), lambda output: [7] * 3):
+            talk = Talk(stream, PROMPTS[1], f"s{len(texts)}", replace(GREEDY, grammar=grammar, ignore_eos=False))
+            texts.append(await talk.run(100, blocks))
+            assert talk.finish is FinishReason.STOP
+        assert texts[0] == texts[1] and 0 <= json.loads(tokenizer.decode(texts[0]))["age"] <= 99
 
 
 async def test_a_long_prompt_comes_in_pieces_beside_running_streams(target: TargetProcess, hf: Any) -> None:

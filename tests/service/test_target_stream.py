@@ -15,11 +15,12 @@ import pytest
 
 from specdec import wire
 from specdec.engine import EngineThread
-from specdec.errors import EngineFault
+from specdec.errors import EngineFault, InvalidRequest
+from specdec.grammar import Allowed
 from specdec.runtime.channels import open_channel, server_options
 from specdec.runtime.interceptor import CallInterceptor
 from specdec.runtime.telemetry import Telemetry
-from specdec.terms import Answer, Close, Closed, Failed, ModelInfo, Result
+from specdec.terms import Answer, Close, Closed, Failed, Grammar, GrammarForm, ModelInfo, Result, SamplingParams
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.loop import EngineLoop
 from target_service.servicer import TargetServicer
@@ -30,6 +31,16 @@ from tests.unit.target.harness import VOCAB, Bench, first_step, next_step, refer
 pytestmark = pytest.mark.faults
 SCRIPT = hashed_script(VOCAB)
 INFO = ModelInfo("scripted", VOCAB, b"fp", (), 512, "boot", "numerics", True, "float64", 4096, 8, 64)
+
+
+class Free:
+    """A grammar under which everything goes."""
+
+    def at(self, output: Sequence[int]) -> Allowed:
+        return Allowed(None, True, False)
+
+    def forced(self, output: Sequence[int]) -> tuple[int, ...]:
+        return ()
 
 
 class Silent:
@@ -254,6 +265,46 @@ async def test_a_hung_engine_shows_in_the_beats_and_in_liveness(monkeypatch: pyt
         target.engine.hang.set()
         assert isinstance((await talk.answer()).outcome, Result)
         assert target.loop.alive()
+
+
+@pytest.mark.parametrize("outcome", ["fine", "no grammar", "defect"])
+async def test_a_grammar_is_compiled_beside_the_engine(outcome: str) -> None:
+    """Other sessions do not wait for it, whatever comes of it."""
+    ready = asyncio.Event()
+
+    async with serving() as target, stream(target) as talk:
+
+        async def compile_grammar(grammar: Grammar) -> Free:
+            await ready.wait()
+            if outcome == "fine":
+                return Free()
+            raise InvalidRequest("sampling.grammar.regex", "no") if outcome == "no grammar" else RuntimeError("bug")
+
+        target.loop._compile_grammar = compile_grammar
+        params = SamplingParams(temperature=0.0, max_tokens=5, grammar=Grammar(GrammarForm.REGEX, "a"))
+        await talk.send(first_step([1, 2], session="slow", sampling=params))
+        assert await generate(talk, [1, 2], 5) == reference(SCRIPT, [1, 2], 5)
+        assert len(target.loop._compiling) == 1
+        ready.set()
+        answer = (await talk.answer()).outcome
+        if outcome == "fine":
+            assert isinstance(answer, Result) and answer.tokens == tuple(reference(SCRIPT, [1, 2], 1))
+        else:
+            assert isinstance(answer, Failed) and answer.drop and answer.code == (3 if outcome == "no grammar" else 13)
+            assert target.bench.verifier.num_sessions == 0
+        await target.until(lambda: not target.loop._compiling)
+
+
+async def test_the_loop_ends_although_a_grammar_is_still_compiled() -> None:
+    async with serving() as target, stream(target) as talk:
+        target.loop._compile_grammar = lambda grammar: asyncio.Event().wait()
+        params = SamplingParams(temperature=0.0, max_tokens=5, grammar=Grammar(GrammarForm.REGEX, "a"))
+        await talk.send(first_step([1, 2], sampling=params))
+        await target.until(lambda: len(target.loop._compiling) == 1)
+        [task] = target.loop._compiling
+        target.running.cancel()
+        await asyncio.gather(target.running, return_exceptions=True)
+        assert task.cancelled()
 
 
 async def test_a_caller_that_sends_no_more_still_gets_its_answers() -> None:

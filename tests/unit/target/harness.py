@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from specdec.engine import KvBudget
 from specdec.errors import InvalidRequest
 from specdec.hashing import prefix_hash
-from specdec.sampling import Sampler
+from specdec.sampling import Constraint, Sampler
 from specdec.terms import (
     Answer,
     Begin,
@@ -28,10 +29,10 @@ from specdec.terms import (
     UnknownSession,
 )
 from target_service.checks import Limits
-from target_service.executor import Executor, Grammars
+from target_service.executor import Executor
 from target_service.plan import StepPlan
 from target_service.verifier import Verifier
-from tests.fakes import Script, ScriptedEngine, hashed_script
+from tests.fakes import Script, ScriptedEngine, ScriptedKv, ScriptedRow, hashed_script
 
 VOCAB = 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1000)
@@ -87,6 +88,48 @@ class Pool:
         self.releases.append(session)
 
 
+class BlockPool(KvBudget):
+    """The engine's own accounting, with blocks so small that a short text has many."""
+
+    def __init__(self, total_tokens: int) -> None:
+        super().__init__(total_tokens, block_tokens=4, watermark=1.0)
+        self.releases: list[int] = []
+
+    @property
+    def held(self) -> dict[Any, int]:
+        return {resident: self._blocks(resident) * self.block_tokens for resident in self._own}
+
+    def release(self, session: Any) -> None:
+        assert session in self._own, "released twice"
+        self.releases.append(session)
+        super().release(session)
+
+
+@dataclass
+class BoundedKv(ScriptedKv):
+    """Slots with the room that the engine's store would give them: what was booked before is never refused."""
+
+    total_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.room = KvBudget(self.total_tokens, block_tokens=4)
+
+    def fork(self, slot: int, length: int) -> int:
+        name = super().fork(slot, length)
+        if not self.room.fork(name, slot, length):
+            raise AssertionError("no room for a fork that was booked")
+        return name
+
+    def close(self, slot: int) -> None:
+        super().close(slot)
+        self.room.release(slot)
+
+    def reserve(self, rows: Sequence[ScriptedRow]) -> None:
+        """As a forward does with its segments."""
+        if not self.room.write({row.slot: (row.start, row.start + len(row.tokens)) for row in rows}):
+            raise AssertionError("no room for rows that were booked")
+
+
 class Bench:
     """One target process. `now` is milliseconds; nothing moves it but the test."""
 
@@ -95,9 +138,9 @@ class Bench:
         script: Script | None = None,
         *,
         vocab: int = VOCAB,
-        pool: int = 4096,
+        pool: int | BlockPool = 4096,
         eos_ids: tuple[int, ...] = (),
-        grammars: Grammars | None = None,
+        grammars: Any = None,
         **limits: Any,
     ) -> None:
         self.engine = ScriptedEngine(script or hashed_script(vocab), vocab_size=vocab, eos_ids=eos_ids)
@@ -105,10 +148,15 @@ class Bench:
             vocab_size=vocab, window=512, max_sessions=64, max_step_rows=64, max_num_speculative_tokens=8, reserve_tokens=8, lease_ms=1000.0
         )
         self.limits = replace(defaults, **limits)
-        self.pool: Any = Pool(pool)
+        self.pool: Any = pool
+        if isinstance(pool, BlockPool):
+            self.engine.kv = BoundedKv(total_tokens=pool.total_tokens)
+            self.engine.on_forward = self.engine.kv.reserve
+        else:
+            self.pool = Pool(pool)
         self.verifier = Verifier(self.limits, self.pool)
         self.grammars = grammars
-        self.executor = Executor(self.engine, vocab, eos_ids, grammars)
+        self.executor = Executor(self.engine, vocab, eos_ids)
         self.now = 0.0
         self.step_ms = 10.0
 
@@ -124,20 +172,18 @@ class Bench:
     def heard(self, stream: int | None = None) -> list[Answer]:
         return [answer for to, answer in self.verifier.take_answers() if stream is None or to == stream]
 
-    async def compile_grammar(self, grammar: Grammar) -> object:
+    async def compile_grammar(self, grammar: Grammar) -> Constraint:
         assert self.grammars is not None
         return self.grammars.compile(grammar)
 
     def compile(self) -> None:
         """The compiler's part: everything that waits for it."""
         for order in self.verifier.take_grammars():
-            fault = None
+            assert self.grammars is not None
             try:
-                assert self.grammars is not None
-                self.grammars.compile(order.grammar)
+                self.verifier.compiled(order, self.grammars.compile(order.grammar))
             except InvalidRequest as error:
-                fault = Failed(3, str(error), drop=True)
-            self.verifier.compiled(order, fault)
+                self.verifier.compiled(order, Failed(3, str(error), drop=True))
 
     def plan(self) -> StepPlan | None:
         self.compile()

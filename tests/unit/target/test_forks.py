@@ -20,6 +20,7 @@ from tests.unit.target.harness import (
     SAMPLED,
     VOCAB,
     Bench,
+    BlockPool,
     Caller,
     first_step,
     next_step,
@@ -117,8 +118,10 @@ def test_who_asks_for_the_prompts_logprobs_computes_the_prompt() -> None:
     bench = Bench()
     stream = with_donor(bench)
     bench.send(stream, child(sampling=replace(SAMPLED, prompt_logprobs=0)))
-    assert len(only(bench.turn()).prompt_logprobs) == 7
-    assert starts(bench) == [0]
+    plan = bench.plan()
+    assert plan is not None and plan.changes == () and plan.rows[0].start == 0
+    bench.finish(plan)
+    assert len(only(bench.heard()).prompt_logprobs) == 7
 
 
 def test_a_donor_in_the_middle_of_its_prefill() -> None:
@@ -246,11 +249,11 @@ def test_the_child_expires_before_its_fork_ran(tokens: list[int], start: int) ->
 
 
 def test_what_is_shared_is_booked_once() -> None:
-    """A prompt of 60 tokens and sixteen answers on room for 200."""
-    bench = Bench(pool=200, reserve_tokens=4, max_num_speculative_tokens=3)
+    """A prompt of 150 tokens and sixteen answers on room for 310, all of them at once."""
+    bench = Bench(pool=310, reserve_tokens=4, max_num_speculative_tokens=3)
     stream = bench.hello()
-    prompt = [*range(60)]
-    draft = oracle(SCRIPT, 60, 3, lambda n: n % 4, SAMPLED)
+    prompt = [i % 60 for i in range(150)]
+    draft = oracle(SCRIPT, 150, 3, lambda n: n % 4, SAMPLED)
     first = Caller(bench, stream, prompt, session="c0", sampling=SAMPLED, seed=100, want=6, draft=draft)
     while not first.results:
         first.act()
@@ -259,10 +262,13 @@ def test_what_is_shared_is_booked_once() -> None:
     made = [
         Caller(bench, stream, prompt, session=f"c{i}", sampling=SAMPLED, seed=100 + i, want=6, draft=draft, fork="c0") for i in range(1, 16)
     ]
+    for caller in made:
+        caller.act()
+    assert bench.heard() == [] and bench.verifier.num_sessions == 16
     run_all(bench, [first, *made])
     for i, caller in enumerate([first, *made]):
         assert caller.output[:6] == reference(SCRIPT, prompt, 6, sampling=SAMPLED, seed=100 + i)
-    assert sum(row.start == 0 for call in bench.engine.log for row in call) == 1, "one prefill for all"
+    assert sum(row.start < 149 for call in bench.engine.log for row in call) == 3, "one prefill for all"
 
 
 def test_a_donor_that_nobody_speaks_for_makes_room_all_the_same() -> None:
@@ -278,12 +284,46 @@ def test_a_donor_that_nobody_speaks_for_makes_room_all_the_same() -> None:
     assert starts(bench) == [0] and len(bench.pool.held) == 1
 
 
+def test_what_went_with_the_donor_is_not_shared() -> None:
+    """The reserve has to be found for the whole prompt."""
+    bench = Bench(pool=40, reserve_tokens=8)
+    leaver, stream = bench.hello("leaver"), bench.hello()
+    bench.send(stream, first_step([60] * 9, session="other"))
+    bench.turn()
+    leaver = bench.hello()
+    bench.send(leaver, first_step([*range(22)], session="donor", sampling=SAMPLED))
+    bench.turn()
+    bench.verifier.detach(leaver, bench.now)
+    bench.verifier._sessions["orch", "other"].stream = stream
+    assert only(bench.send(stream, child([*range(20), 50, 51, 52, 53]))) == NoRoom(50)
+    assert list(bench.pool.held.values()) == [9]
+
+
 def test_who_finds_no_room_beside_its_donor_leaves_no_trace() -> None:
     bench = Bench(pool=30, reserve_tokens=2)
     stream = with_donor(bench)
     before = dict(bench.pool.held)
     assert only(bench.send(stream, child([*PROMPT, *range(30, 55)]))) == NoRoom(50)
     assert bench.pool.held == before and bench.plan() is None
+
+
+@pytest.mark.parametrize("who", ["donor", "child"])
+def test_a_history_edited_below_the_shared_part_costs_room(who: str) -> None:
+    """The accounts are the engine's: what is no longer shared is booked before it is written."""
+    bench = Bench(pool=BlockPool(36), reserve_tokens=0, max_step_rows=40, max_num_speculative_tokens=0)
+    stream = bench.hello()
+    bench.send(stream, first_step([*range(20)], session="donor", sampling=SAMPLED, prompt_length=2))
+    bench.turn()
+    bench.send(stream, child([*range(20)], prompt_length=2))
+    bench.turn()
+    assert bench.pool.used_tokens == 24, "four blocks once, and one for each of both"
+    bench.send(stream, next_step([0, 1, *[60] * 21], round_=2, base=2, session=who))
+    answers = {a.session_id: a.outcome for _, a in bench.turn()}
+    if who == "child":  # it is the youngest, so it costs itself
+        assert answers == {"child": NoRoom(50)}
+    else:
+        assert isinstance(answers["donor"], Result)
+    assert bench.pool.used_tokens == bench.engine.kv.room.used_tokens == (24 if who == "donor" else 20)
 
 
 @pytest.mark.parametrize("who", ["donor", "child"])
@@ -336,7 +376,7 @@ def test_on_the_real_engine_and_its_accounts() -> None:
         def block(committed: Sequence[int]) -> list[int]:
             return [sum(committed[-4:]) % 128, 5, 9][: len(committed) % 4]
 
-        first = Caller(bench, stream, prompt, session="c0", sampling=params, seed=50, want=40, draft=block)
+        first = Caller(bench, stream, prompt, session="c0", sampling=params, seed=50, want=28, draft=block)
         while not first.results:
             first.act()
             for _, answer in bench.turn():
@@ -349,7 +389,7 @@ def test_on_the_real_engine_and_its_accounts() -> None:
                 session=f"c{i}",
                 sampling=params,
                 seed=50 + i,
-                want=20 + 9 * (i % 3),
+                want=12 + 7 * (i % 3),
                 draft=block,
                 fork="c0" if fork else "",
             )

@@ -35,6 +35,12 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(tiny_tokenizer())
 
 
+@cache
+def state_of(grammar: Grammar) -> Constraint:
+    """A state for looking things up: what it says depends on the output alone."""
+    return compiler().compile(grammar)
+
+
 def under(grammar: Grammar | None, base: SamplingParams = SAMPLED, **more: Any) -> SamplingParams:
     return replace(base, grammar=grammar, **{"max_tokens": 40, **more})
 
@@ -46,7 +52,7 @@ def bench_with(script: Any = SCRIPT, **more: Any) -> Bench:
 def alone(params: SamplingParams, script: Any = SCRIPT, seed: int = 7) -> tuple[list[int], FinishReason]:
     """The answer token by token, and its end."""
     grammar = params.grammar
-    constraint = None if grammar is None else compiler().compile(grammar)
+    constraint = None if grammar is None else state_of(grammar)
     sampler = Sampler(params, seed, TOKENIZER_VOCAB, (EOS_ID,), PROMPT, constraint=constraint)
     output: list[int] = []
     assert params.max_tokens is not None
@@ -61,17 +67,17 @@ def alone(params: SamplingParams, script: Any = SCRIPT, seed: int = 7) -> tuple[
 
 
 def legal(grammar: Grammar, output: Sequence[int]) -> list[int]:
-    mask = compiler().compile(grammar).at(output).mask
+    mask = state_of(grammar).at(output).mask
     return list(range(TOKENIZER_VOCAB)) if mask is None else [int(i) for i in mask.nonzero()[0]]
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
 @pytest.mark.parametrize("base", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("k", [0, 1, 3, 8])
+@pytest.mark.parametrize("k", [0, 1, 4])
 def test_text_is_that_of_single_steps_whatever_the_block(name: str, base: SamplingParams, k: int) -> None:
     params = under(GRAMMARS[name], base)
     text, finish = alone(params)
-    for period in (1, 2, 5, 1000):
+    for period in (1, 3, 1000) if k else (1000,):
 
         def draft(committed: Sequence[int], period: int = period) -> list[int]:
             made = len(committed) - len(PROMPT)
@@ -86,7 +92,7 @@ def test_text_is_that_of_single_steps_whatever_the_block(name: str, base: Sampli
         assert (caller.output, caller.finish) == (text, finish)
 
 
-@pytest.mark.parametrize("slot", range(5))
+@pytest.mark.parametrize("slot", [0, 1, 4])
 @pytest.mark.parametrize("name", ["schema", "regex", "later"])
 def test_f110_valid_proposals_refused_at_each_slot(name: str, slot: int) -> None:
     """The state is that of the kept tokens: the next round goes on from them."""
@@ -253,7 +259,7 @@ def test_a_session_waits_for_its_grammar_and_nobody_else_does() -> None:
     [order] = verifier.take_grammars()
     assert order.grammar == SCHEMA
     assert [a.session_id for _, a in bench.turn()] == ["quick"]
-    verifier.compiled(order, None)
+    verifier.compiled(order, compiler().compile(SCHEMA))
     assert only(bench.turn()).tokens == tuple(alone(under(SCHEMA))[0][:1])
     bench.send(stream, next_step([*PROMPT, *alone(under(SCHEMA))[0][:1]], round_=2, session="slow"))
     assert verifier.take_grammars() == [], "once"
@@ -280,11 +286,11 @@ def test_what_a_session_does_while_its_grammar_is_compiled(meanwhile: str, fault
     else:
         verifier.detach(stream, bench.now)
         stream = bench.hello()
-    verifier.compiled(order, fault)
+    verifier.compiled(order, fault or compiler().compile(SCHEMA))
     assert verifier.take_answers() == []
     if meanwhile == "is placed anew":
         assert verifier.plan(bench.now) is None or not bench.engine.log, "the older placement's grammar is not this one's"
-        verifier.compiled(newer, None)
+        verifier.compiled(newer, compiler().compile(SCHEMA))
     else:
         bench.send(stream, replace(step, epoch=2 if meanwhile == "closes" else 1))
     assert only(bench.turn()).tokens == tuple(alone(under(SCHEMA))[0][:1])
@@ -294,25 +300,17 @@ def test_what_a_session_does_while_its_grammar_is_compiled(meanwhile: str, fault
 
 
 def test_a_state_that_keeps_what_was_refused_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F110's broken twin: the grammar is advanced over the whole block before it is judged, and never rolled back."""
-    move_to = Constraint._move_to
-
-    def only_forward(self: Constraint, output: Sequence[int]) -> None:
-        if len(output) > len(self._tokens):
-            move_to(self, [*self._tokens, *output[len(self._tokens) :]])
-
+    """F110's broken twin: the grammar is advanced over the block before it is judged, and never rolled back."""
     params = under(SCHEMA)
     text, _ = alone(params)
     slot = next(at for at in range(len(text)) if len(legal(SCHEMA, text[:at])) > 1)
-    other = next(i for i in legal(SCHEMA, text[:slot]) if i != text[slot])
-    monkeypatch.setattr(Constraint, "_move_to", only_forward)
+    block = [*text[:slot], next(i for i in legal(SCHEMA, text[:slot]) if i != text[slot])]
     bench = bench_with()
-    stream = bench.hello()
-    bench.send(stream, first_step(PROMPT, [*text[:slot], other], sampling=params))
-    constraint = compiler().compile(SCHEMA)
-    constraint.at([*text[:slot], other])
-    monkeypatch.setattr(
-        bench.executor, "_sampler", lambda begin, prompt: Sampler(params, 7, TOKENIZER_VOCAB, (EOS_ID,), prompt, constraint=constraint)
-    )
+    bench.send(bench.hello(), first_step(PROMPT, block, sampling=params))
+    bench.compile()
+    constraint = bench.verifier._sessions["orch", "s"].constraint
+    assert isinstance(constraint, Constraint)
+    constraint.at(block)
+    monkeypatch.setattr(Constraint, "_roll_back", lambda self, length: None)
     outcome = only(bench.turn())
     assert isinstance(outcome, Failed) or outcome.tokens != tuple(text[: slot + 1])

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from specdec.errors import InternalFault, Overloaded
-from specdec.terms import Answer, Closed
-from target_service.outlet import Batch, Outlet
+from specdec.terms import Answer, Closed, Result, TokenLogprobs
+from target_service.outlet import MAX_BATCH_LOGPROBS, Batch, Outlet, packed
 
 
 def batch(count: int) -> Batch:
@@ -56,3 +56,16 @@ async def test_the_end_comes_after_what_waits_and_a_fault_before() -> None:
     await asyncio.wait_for(outlet.failed(), 1)
     with pytest.raises(InternalFault, match="first"):
         await outlet.take(now() + 1)
+
+
+def test_answers_of_a_step_are_one_batch_unless_long_prompts_come_together() -> None:
+    entry = TokenLogprobs(-1.0, tuple(range(9)), (-1.0,) * 9)
+    long = Result(1, 1, 0, 0, (5,), prompt_logprobs=(entry,) * (MAX_BATCH_LOGPROBS // 40))  # a quarter of the most
+    short = Answer("short", 1, 1, Closed())
+    answers = [short, *(Answer(f"s{i}", 1, 1, long) for i in range(9)), short]
+    batches = list(packed(answers, 7, 20))
+    assert [len(each.answers) for each in batches] == [5, 4, 2]
+    assert [answer for each in batches for answer in each.answers] == answers
+    assert all((each.rows, each.engine_us) == (7, 20) for each in batches)
+    assert list(packed([short] * 500, 7, 20)) == [Batch([short] * 500, 7, 20)]
+    assert list(packed([], 0, 0)) == [Batch([], 0, 0)]

@@ -93,16 +93,18 @@ def begun(bench: Bench, pieces: int, **more: Any) -> int:
     return stream
 
 
+@pytest.mark.parametrize("rows_then", [9, 10, 14, 64])
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4])
-def test_parked_between_two_pieces_keeps_what_it_has(pieces: int) -> None:
+def test_parked_between_two_pieces_keeps_what_it_has(pieces: int, rows_then: int) -> None:
     bench = Bench(max_step_rows=9)
     stream = begun(bench, pieces)
     session = bench.verifier._sessions["orch", "s"]
     bench.verifier._room.free(session)
     session.pending = None
+    bench.verifier.limits = replace(bench.limits, max_step_rows=rows_then)
     bench.send(stream, first_step(LONG, sampling=asking()))
     assert only(bench.until_answered(stream)).prompt_logprobs == expected(LONG)
-    assert sorted(at for _, at in scored_rows(bench)) == list(range(40)), "the rows are fed again, not scored again"
+    assert sorted(at for _, at in scored_rows(bench)) == [*range(40)], "the rows are fed again, not scored again"
 
 
 @pytest.mark.parametrize("while_it_runs", [False, True])

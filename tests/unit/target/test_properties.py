@@ -36,7 +36,7 @@ from target_service import sessions
 from target_service.executor import Executor
 from target_service.plan import Fork, StepPlan
 from tests.fakes import hashed_script
-from tests.unit.target.harness import GREEDY, Bench, reference
+from tests.unit.target.harness import GREEDY, Bench, BlockPool, reference
 
 VOCAB = 8
 SCRIPT = hashed_script(VOCAB)
@@ -70,12 +70,12 @@ class Book:
 
 
 class Interleavings(RuleBasedStateMachine):
-    @initialize(pool=st.integers(24, 80), rows=st.integers(6, 24), prompt=PROMPTS)
-    def start(self, pool: int, rows: int, prompt: list[int]) -> None:
+    @initialize(pool=st.integers(24, 80), rows=st.integers(6, 24), prompt=PROMPTS, blocks=st.booleans())
+    def start(self, pool: int, rows: int, prompt: list[int], blocks: bool) -> None:
         self.bench = Bench(
             SCRIPT,
             vocab=VOCAB,
-            pool=pool,
+            pool=BlockPool(pool) if blocks else pool,
             window=24,
             max_step_rows=rows,
             max_num_speculative_tokens=5,
@@ -114,6 +114,18 @@ class Interleavings(RuleBasedStateMachine):
         book = self.books.get(name)
         if book is not None and not book.closing:
             self.ask(name, k, right, remaining)
+
+    @precondition(lambda self: self.stream is not None)
+    @rule(name=st.sampled_from(SESSIONS), keep=st.integers(0, 24), rest=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6))
+    def edit(self, name: str, keep: int, rest: list[int]) -> None:
+        """Another history: in the output, in the prompt, or before there was a result."""
+        book = self.books.get(name)
+        if book is None or book.closing or book.outstanding or book.lost:
+            return
+        edited = [*book.committed[:keep], *rest]
+        if len(book.prompt) <= len(edited) <= 24:
+            book.prompt, book.committed, book.kv = edited[: len(book.prompt)], edited, min(book.kv, keep)
+            self.ask(name, 0)
 
     def ask(self, name: str, k: int, right: bool = True, remaining: int = 60_000) -> list[Answer]:
         book = self.books[name]
@@ -310,10 +322,11 @@ def walk(seed: int, steps: int = 80) -> None:
         return rng.choice(SESSIONS)
 
     machine = Interleavings()
-    machine.start(pool=rng.randrange(24, 81), rows=rng.randrange(6, 25), prompt=prompt())
+    machine.start(pool=rng.randrange(24, 81), rows=rng.randrange(6, 25), prompt=prompt(), blocks=seed % 2 == 1)
     acts: list[tuple[int, Callable[[], None]]] = [
         (4, lambda: machine.place(name(), prompt(), rng.randrange(6), rng.random() < 0.3, name())),
         (8, lambda: machine.step(name(), rng.randrange(6), rng.random() < 0.7, 5 if rng.random() < 0.1 else 60_000)),
+        (2, lambda: machine.edit(name(), rng.randrange(25), rng.choices(range(VOCAB), k=rng.randrange(1, 7)))),
         (12, lambda: machine.begin_or_end_a_step(rng.random() < 0.03)),
         (2, lambda: machine.close(name(), rng.choice([1, 2]))),
         (1, lambda: machine.pass_time(rng.choice([1, 10, 60, 200]))),
