@@ -31,8 +31,8 @@ from torch import Tensor
 
 from specdec import noise
 from specdec.errors import InvalidRequest
-from specdec.noise import Floats
-from specdec.sampling import Columns, Sampler
+from specdec.ranking import Floats
+from specdec.sampling import Columns, Row, Sampler
 from specdec.seeds import ACCEPTANCE, RESIDUAL
 from specdec.terms import DraftDistribution, FinishReason, Origin, RejectionMethod, TokenLogprobs
 
@@ -94,8 +94,9 @@ def verify(
             break
         proposal = block[slot] if slot < len(block) else None
         q = distributions[slot] if distributions and proposal is not None else None
+        raw = sampler.raw(row)
         try:
-            token, stands = decide(row, proposal, q, sampler, history, method)
+            token, stands = decide(raw, proposal, q, sampler, history, method)
             ended = token not in sampler.stop_ids and sampler.must_end([*history, token])
         except InvalidRequest:
             if slot == 0:
@@ -104,7 +105,7 @@ def verify(
         if token in sampler.stop_ids:
             stop_token_id = token
             break
-        logprobs.append(sampler.logprobs(row, token))
+        logprobs.append(sampler.logprobs(raw, token))
         history.append(token)
         accepted += int(stands)
         if not stands:
@@ -139,7 +140,7 @@ def check_distributions(
 
 
 def decide(
-    row: Tensor,
+    row: Row,
     proposal: int | None,
     q: DraftDistribution | None,
     sampler: Sampler,
@@ -196,5 +197,7 @@ def accepts(p: npt.ArrayLike, q: npt.ArrayLike, u: npt.ArrayLike) -> npt.NDArray
 
 def residual(p: Floats, q: Floats) -> Floats:
     """max(0, p - q) along the last axis, or p where that is next to nothing. Not normalised. p, q [..., n]."""
-    left = np.maximum(p - q, 0.0)
-    return np.where(left.sum(-1, keepdims=True) > RESIDUAL_FLOOR, left, p)
+    left = p - q
+    np.maximum(left, 0.0, out=left)
+    enough = left.sum(-1, keepdims=True) > RESIDUAL_FLOOR
+    return left if enough.all() else np.where(enough, left, p)

@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specdec.ranking import FEW, NOWHERE, Floats, Places, head
 from specdec.seeds import mix64, position_key
 
-Floats = npt.NDArray[np.floating[Any]]
 Keys = npt.NDArray[np.uint64]
 
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -138,14 +137,15 @@ def _log_one(x: float) -> float:
     return exponent * _LN2_HIGH + (series + exponent * _LN2_LOW)
 
 
-# The bound behind `winner`. Let k = h >> 33. Then u >= k * 2**-31 and -log1p(-u) >= u, so g <= -log(u) <= 31 ln 2 - log k.
-# h >> 33 does not need the last step of mix64, and log k is wanted only to float32: a fifth of the cost of g.
+# The bounds behind `winner`. Let k = h >> 33. Then u >= k * 2**-31 and -log1p(-u) >= u, so g <= -log(u) <= 31 ln 2 - log k.
+# h >> 33 does not need the last step of mix64. Ids are below 2**30, so the first step is one exclusive or with a constant.
 # Roundings: log k < 21.5 within 4 ulp (8e-6), scores to float32, one subtraction, g to float32, one addition: together below
 # 3e-5 + 3e-7 * |score|; and a score that can still win is within 40 of the best total. The slack is thirty times that.
 _SLACK = 1e-3
 _SLACK_PER_UNIT = 1e-5
 _K_ZERO = np.float32(1e-7)  # stands for k = 0, where u >= 2**-54 is all that is known: 31 ln 2 - log(1e-7) > 54 ln 2 >= g
-_CHUNK = 12288  # ids at a time: scratch stays in the cache, and below the size at which malloc asks the kernel
+_CHUNK = 24576  # ids at a time: scratch stays in the cache
+_FIRST, _MOST, _NEAR = 16, 1024, 8.0  # so many of the best scores are looked at first, at least and at most; most are so near
 
 
 @functools.lru_cache(maxsize=8)
@@ -156,48 +156,98 @@ def all_ids(n: int) -> Keys:
     return ids
 
 
-def _bounds(scores: Floats, key: int, ids: Keys) -> npt.NDArray[np.float32]:
-    """scores - log k, float32 [n]: at least score + g - 31 ln 2, up to the slack."""
-    bounds = np.empty(len(scores), dtype=np.float32)
-    key64, first, second = np.uint64(key), np.uint64(_MULTIPLIERS[0]), np.uint64(_MULTIPLIERS[1])
-    for start in range(0, len(scores), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        x = ids[part] ^ key64
-        x ^= x >> np.uint64(30)
-        x *= first
-        x ^= x >> np.uint64(27)
-        x *= second
-        x >>= np.uint64(33)
-        log_k = x.view(np.int64).astype(np.float32)
-        np.maximum(log_k, _K_ZERO, out=log_k)
-        np.log(log_k, out=log_k)
-        np.subtract(scores[part], log_k, out=bounds[part], casting="same_kind")
-    return bounds
-
-
 def winner(scores: Floats, seed: int, tag: int, position: int, ids: Keys | None = None) -> int:
     """Index of the largest scores + noise, ties to the lowest index; exactly that of the definition below.
 
         argmax(scores + gumbel(seed, tag, position, ids, float32))        added in the dtype of the scores
 
-    scores [n] float32 or float64, -inf = impossible; ids [n] uint64, None: 0 to n - 1. Raises ValueError when nothing is
-    possible. Best first by the bound: an id is left out only when its bound is below the best total found (about two
-    evaluations of g are needed, whatever n is).
+    scores [n] float32 or float64, -inf = impossible; ids [n] uint64 below 2**30, None: 0 to n - 1. Raises ValueError when
+    nothing is possible. An id is left out only when a bound on its noise proves that it cannot reach the best total found.
     """
-    key = position_key(seed, tag, position)
-    if ids is None:
-        ids = all_ids(len(scores))
-    bounds = _bounds(scores, key, ids)
-    best, chosen = -math.inf, -1
-    while True:
-        index = int(bounds.argmax())
-        bound = float(bounds[index])
-        if bound + 31.0 * _LN2 < best - (_SLACK + _SLACK_PER_UNIT * abs(best)) or bound == -math.inf:
-            break
-        total = float(scores[index] + scores.dtype.type(np.float32(_gumbel_of_key(key, int(ids[index])))))
-        if total > best or (total == best and index < chosen):
-            best, chosen = total, index
-        bounds[index] = -math.inf
-    if chosen < 0:
-        raise ValueError("no id is possible")
-    return chosen
+    return _Search(scores, position_key(seed, tag, position), ids).winner()
+
+
+def drawn(weights: Floats, seed: int, tag: int, position: int, ids: Keys | None = None) -> int:
+    """winner(log(weights), ...), at the price of a few logarithms. weights [n] >= 0."""
+    with np.errstate(divide="ignore"):
+        return _Search(weights, position_key(seed, tag, position), ids, np.log, 0.0).winner()
+
+
+class _Search:
+    """Best scores first, then those whose noise is large enough to make up for what they lack.
+
+    values [n]: scores, or with `scale` what it turns into scores; `impossible` = the value whose score is -inf.
+    """
+
+    def __init__(self, values: Floats, key: int, ids: Keys | None, scale: np.ufunc | None = None, impossible: float = -math.inf) -> None:
+        self.values, self.key, self.scale, self.impossible = values, key, scale, impossible
+        self.ids, self.all_ids = (all_ids(len(values)), True) if ids is None else (ids, False)
+        self.best, self.chosen = -math.inf, -1
+
+    def winner(self) -> int:
+        highest = float(self.values.max())
+        first, border = NOWHERE, self.impossible
+        if len(self.values) > FEW:
+            near = highest - _NEAR if self.scale is None else highest * math.exp(-_NEAR)
+            first, border = head(self.values, _FIRST, near)
+        if border > self.impossible:
+            if len(first) > _MOST:
+                first, border = first[:_MOST], highest
+            self._look(first)
+            self._look(self._loud(self._limit(border if self.scale is None else math.log(border))))
+        else:
+            self._look(np.flatnonzero(self.values > self.impossible))
+        if self.chosen < 0:
+            raise ValueError("no id is possible")
+        return self.chosen
+
+    def _loud(self, limit: np.uint64) -> Places:
+        """Places whose words are at most `limit`."""
+        loud = np.empty(len(self.ids), dtype=np.bool_)
+        for start in range(0, len(loud), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            np.less_equal(_words(self.key, self.ids[part]), limit, out=loud[part])
+        return np.flatnonzero(loud)
+
+    def _look(self, places: Places) -> None:
+        """At these places, best bound first, until no bound reaches the best total."""
+        scores, ids = self.values[places], places.view(np.uint64) if self.all_ids else self.ids[places]
+        if self.scale is not None:
+            scores = self.scale(scores)
+        bounds = _bounds(scores, self.key, ids)
+        while len(bounds):
+            index = int(bounds.argmax())
+            bound = float(bounds[index])
+            if bound == -math.inf or bound + 31.0 * _LN2 < self._least():
+                break
+            total = float(scores[index] + scores.dtype.type(np.float32(_gumbel_of_key(self.key, int(ids[index])))))
+            place = int(places[index])
+            if total > self.best or (total == self.best and place < self.chosen):
+                self.best, self.chosen = total, place
+            bounds[index] = -math.inf
+
+    def _limit(self, ceiling: float) -> np.uint64:
+        """The largest word with which a score of at most `ceiling` can still win."""
+        most = math.exp(min(0.0, ceiling - self._least())) * 2.0**31  # k of an id that just reaches what it must
+        return np.uint64(min((int(most) + 1) << 33, 1 << 64) - 1)
+
+    def _least(self) -> float:
+        """The total that a bound must reach."""
+        return self.best - (_SLACK + _SLACK_PER_UNIT * abs(self.best))
+
+
+def _words(key: int, ids: Keys) -> Keys:
+    """Of every id 64 bits whose upper 31 are those of h: mix64 without its last step [n]."""
+    words = ids ^ np.uint64(key ^ (key >> 30))
+    words *= np.uint64(_MULTIPLIERS[0])
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(_MULTIPLIERS[1])
+    return words
+
+
+def _bounds(scores: Floats, key: int, ids: Keys) -> npt.NDArray[np.float32]:
+    """scores - log k, float32 [n]: at least score + g - 31 ln 2, up to the slack."""
+    log_k = (_words(key, ids) >> np.uint64(33)).view(np.int64).astype(np.float32)
+    np.maximum(log_k, _K_ZERO, out=log_k)
+    np.log(log_k, out=log_k)
+    return np.subtract(scores, log_k, out=log_k, casting="same_kind")

@@ -11,7 +11,9 @@ import torch
 
 from specdec import noise
 from specdec.errors import InvalidRequest, NonFinite
-from specdec.sampling import DRAFT_TOP_K, Sampler, best, draft_choice, mass, softmax, token_logprobs, truncated
+from specdec.cuts import mass
+from specdec.ranking import best
+from specdec.sampling import DRAFT_TOP_K, Sampler, draft_choice, softmax, token_logprobs, truncated
 from specdec.seeds import DRAFT
 from specdec.terms import DraftMethod, SamplingParams
 from tests.unit import sampling_oracle as oracle
