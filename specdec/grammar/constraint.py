@@ -130,17 +130,28 @@ class Constraint:
         del self._tokens[length:]
 
     def _feed(self, token: int) -> None:
-        legal = 0 <= token < len(self._words)
-        if self._start is not None:
-            if not legal or (self._call(self._matcher.validate_tokens, [token]) != 1 and not self._should_fit(token)):
-                raise InvalidRequest(FIELD, f"token {token} cannot follow {len(self._tokens)} tokens of the answer")
-            self._call(self._matcher.consume_token, token)
-        elif self._marker is not None:
-            text = self._tails[-1] + ((self._words[token] or b"") if legal else b"")
-            if self._marker.text in text:
-                self._start = len(self._tokens) + 1
-            self._tails.append(self._marker.beginning(text))
+        if not 0 <= token < len(self._words) or not (self._begins(token) if self._start is None else self._continues(token)):
+            raise InvalidRequest(FIELD, f"token {token} cannot follow {len(self._tokens)} tokens of the answer")
         self._tokens.append(token)
+
+    def _begins(self, token: int) -> bool:
+        """Takes a token of the free part; False, changing nothing, for one that runs past the marker."""
+        assert self._marker is not None
+        text = self._tails[-1] + (self._words[token] or b"")
+        place = text.find(self._marker.text)
+        if 0 <= place < len(text) - len(self._marker.text):
+            return False
+        if place >= 0:
+            self._start = len(self._tokens) + 1
+        self._tails.append(self._marker.beginning(text))
+        return True
+
+    def _continues(self, token: int) -> bool:
+        """Takes a token of the language; False for one that is none."""
+        if self._call(self._matcher.validate_tokens, [token]) != 1 and not self._should_fit(token):
+            return False
+        self._call(self._matcher.consume_token, token)
+        return True
 
     def _should_fit(self, token: int) -> bool:
         """The library says "no" to a token also when it is at its limits; only a mask tells which."""
