@@ -162,8 +162,10 @@ class Constraint:
         bits = np.frombuffer(self._call(self._matcher.compute_bitmask), dtype=np.uint8)
         mask = np.unpackbits(bits, count=len(self._words), bitorder="little").view(np.bool_)
         mask.flags.writeable = False
-        may_end = self._call(self._matcher.is_accepting)
-        return Allowed(mask, may_end, may_end and not mask.any())
+        may_end, goes_on = self._call(self._matcher.is_accepting), bool(mask.any())
+        if not (may_end or goes_on):  # the library would go on with its own end
+            raise self._dead_end()
+        return Allowed(mask, may_end, must_end=not goes_on)
 
     def _free(self) -> Allowed:
         """Before the grammar begins: every id but those that hold the marker's end and more."""
@@ -189,10 +191,12 @@ class Constraint:
             return answer
         if NO_WAY_BACK in fault:
             raise InvalidRequest(FIELD, "attributes max_tokens and stop of a rule are not served; suffix is")
-        where = f"after {len(self._tokens)} tokens of the answer"
         if DEAD_END in fault:
-            raise _Broken(DeadEnd(FIELD, f"no id continues the text {where}"))
-        raise _Broken(InvalidRequest(FIELD, f"too complex {where}: {said(fault)}"))
+            raise _Broken(self._dead_end())
+        raise _Broken(InvalidRequest(FIELD, f"too complex after {len(self._tokens)} tokens of the answer: {said(fault)}"))
+
+    def _dead_end(self) -> DeadEnd:
+        return DeadEnd(FIELD, f"no id continues the text after {len(self._tokens)} tokens of the answer")
 
 
 class DeadEnd(InvalidRequest):

@@ -18,7 +18,7 @@ LONGEST_MESSAGE = 300
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _IGNORED = re.compile(r"^[ \t]*\w+[ \t]*\[[^\]\n]*\b(temperature)\s*=", re.MULTILINE)
-_EXCERPT = re.compile(r"^\s*(?:\d+ \|.*|\^\s*)$")  # lines that quote the library's own notation
+_EXCERPT = re.compile(r"^\s*(?:\d+ \|.*|\^+\s*)$")  # lines that quote the library's own notation
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
 _FILE = re.compile(r"\S*/\S+\.rs(?::\d+)*")
 _PRIVATE = ("<state>", "<backtrace>", "<non-verbose/>")  # what follows is for the library's developers
@@ -77,6 +77,7 @@ def _unforced(written: str) -> str:
 
 def said(text: str, with_place: bool = False) -> str:
     """The library's words in one line, fit for a status message; `with_place` keeps line and column."""
+    text = text[: 10 * LONGEST_MESSAGE]  # it may quote the whole grammar
     for mark in _PRIVATE:
         text = text.split(mark)[0]
     line = " ".join(" ".join(line for line in text.splitlines() if not _EXCERPT.match(line)).split())
