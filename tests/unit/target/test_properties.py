@@ -36,7 +36,8 @@ from target_service import sessions
 from target_service.executor import Executor
 from target_service.plan import Fork, StepPlan
 from tests.fakes import hashed_script
-from tests.unit.target.harness import GREEDY, Bench, BlockPool, reference
+from tests.unit.target.harness import GREEDY, Bench, reference
+from tests.unit.target.pools import BlockPool
 
 VOCAB = 8
 SCRIPT = hashed_script(VOCAB)
@@ -307,7 +308,7 @@ class Interleavings(RuleBasedStateMachine):
 
 TestInterleavings = Interleavings.TestCase
 TestInterleavings.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 
