@@ -11,11 +11,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from specdec.ranking import FEW, Floats, Places, ahead, best
+from specdec.ranking import FEW, NEAR, Floats, Places, ahead, best
 from specdec.terms import SamplingParams
 
-NEAR = -8.0  # scores from here up are usually few, and usually all that matters
 _MASS_UNIT = 2.0**34
+_PIECE = 8192
 _NEAR_AT_MOST = 4096  # of them, for a look at those alone
 _WALKED_TOP_P = 0.5  # from here on the first pick is usually kept
 
@@ -33,13 +33,13 @@ def kept(scores: Floats, params: SamplingParams) -> Places | None:
     places: Places | None = None
     if 0 < params.top_k < len(scores):
         if np.count_nonzero(scores > -math.inf) > params.top_k:
-            places = best(scores, None, params.top_k, NEAR)
+            places = best(scores, None, params.top_k, -NEAR)
         else:
             places = np.flatnonzero(scores > -math.inf)
     if params.top_p < 1.0:
         values = scores if places is None else scores[places]
         masses = mass(values)
-        inside = best(values, masses, _needed(masses, params.top_p), NEAR)
+        inside = best(values, masses, _needed(masses, params.top_p), -NEAR)
         places = inside if places is None else places[inside]
     if params.min_p > 0.0:
         likely = scores >= math.log(params.min_p)
@@ -84,7 +84,7 @@ class Walk:
     def _surely_keeps(self, place: int) -> bool:
         """Whether the share of the near scores alone leaves room for a place; a share of more would leave more."""
         value = self.scores[place]
-        near = self.scores >= min(float(value), NEAR)
+        near = self.scores >= min(float(value), -NEAR)
         if self._top_k > 0 or np.count_nonzero(near) > _NEAR_AT_MOST:
             return False
         places = np.flatnonzero(near)
@@ -101,10 +101,16 @@ class Walk:
             self._shares = np.exp(self._row)
             self._total = float(self._shares.sum())
         shares = self._shares if self.places is None else self._shares[self.places]
-        over = float(shares @ front.astype(shares.dtype)) - self._top_p * self._total
+        over = _weight(shares, front) - self._top_p * self._total
         # Sums of n numbers are off by at most n * 2**-24 of themselves in any order, masses by 2**-34 each.
         if abs(over) > self._total * len(self._row) * 2.0**-22:
             return over < 0.0
         masses = mass(self._row)
         needed = _needed(masses, self._top_p)
-        return int((masses if self.places is None else masses[self.places]) @ front) < needed
+        return _weight(masses if self.places is None else masses[self.places], front) < needed
+
+
+def _weight(weights: Floats, front: npt.NDArray[np.bool_]) -> float:
+    """The sum of what is in front, in pieces so small that the library asks no other thread for help."""
+    pieces = (slice(start, start + _PIECE) for start in range(0, len(weights), _PIECE))
+    return sum(float(weights[piece] @ front[piece].astype(weights.dtype)) for piece in pieces)

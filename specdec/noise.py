@@ -145,7 +145,7 @@ _SLACK = 1e-3
 _SLACK_PER_UNIT = 1e-5
 _K_ZERO = np.float32(1e-7)  # stands for k = 0, where u >= 2**-54 is all that is known: 31 ln 2 - log(1e-7) > 54 ln 2 >= g
 _CHUNK = 24576  # ids at a time: scratch stays in the cache
-_FIRST, _MOST, _NEAR = 16, 1024, 8.0  # so many of the best scores are looked at first, at least and at most; most are so near
+_NEAR, _MOST = 8.0, 1024  # the best scores are looked at first: those so near to the best, at most so many
 
 
 @functools.lru_cache(maxsize=8)
@@ -189,7 +189,7 @@ class _Search:
         first, border = NOWHERE, self.impossible
         if len(self.values) > FEW:
             near = highest - _NEAR if self.scale is None else highest * math.exp(-_NEAR)
-            first, border = head(self.values, _FIRST, near)
+            first, border = head(self.values, 1, near)
         if border > self.impossible:
             if len(first) > _MOST:
                 first, border = first[:_MOST], highest

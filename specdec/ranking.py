@@ -16,6 +16,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.floating[Any]]
 Places = npt.NDArray[np.int64]
 
+NEAR = 11.0  # how far below the best the few hundred values are that usually matter, of logits or scores
 FEW = 512  # places: sorted at once
 NOWHERE: Places = np.zeros(0, dtype=np.int64)
 _MANY = 4096  # places that a guess may bring: more work than a better guess

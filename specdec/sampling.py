@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 
 from specdec import noise
-from specdec.cuts import NEAR, Walk, kept
+from specdec.cuts import Walk, kept
 from specdec.errors import InvalidRequest, NonFinite
 from specdec.penalties import Penalties, penalized
-from specdec.ranking import Floats, Places, best
+from specdec.ranking import NEAR, Floats, Places, best
 from specdec.seeds import DRAFT, SHARED
 from specdec.terms import DraftDistribution, DraftMethod, SamplingParams, TokenLogprobs
 
@@ -182,13 +182,13 @@ class Sampler:
             raise InvalidRequest("sampling.grammar", f"nothing may follow {len(output)} tokens: other fields ban what it needs")
         return row
 
-    def temper(self, row: Floats) -> Floats:
-        """Stage 5 of an adjusted row [width]: log-scores up to a constant, the best is 0. Temperature 1 when greedy."""
+    def temper(self, row: Floats, out: Floats | None = None) -> Floats:
+        """Stage 5 of an adjusted row [width]: log-scores up to a constant, the best is 0. Temperature 1 when greedy. `out`: where to."""
         with np.errstate(over="ignore"):  # beyond the format's range below the best: impossible, -inf is right
-            row = row - row.max()
+            scores: Floats = np.subtract(row, row.max(), out=out)
             if not self.params.greedy and self.params.temperature != 1.0:
-                row /= self.params.temperature
-        return row
+                scores /= self.params.temperature
+        return scores
 
     def cut(self, scores: Floats) -> tuple[Columns | None, Floats]:
         """Stages 6 to 8 of tempered scores [width]: ascending columns that may be chosen [m] (None = all), and their scores."""
@@ -214,8 +214,11 @@ class Sampler:
     def choose(self, logits: Row, position: int, output: Sequence[int]) -> int:
         """The token the target decides: argmax of scores + shared noise. `output` = decided tokens before this row."""
         self.check_position(position, output)
-        row = self._require_possible(self.adjusted(logits, output), output)
-        return int(self.ids[row.argmax()]) if self.params.greedy else self.pick(self.temper(row), position)
+        raw = self.raw(logits)
+        row = self._require_possible(self.adjusted(raw, output), output)
+        if self.params.greedy:
+            return int(self.ids[row.argmax()])
+        return self.pick(self.temper(row, None if row is raw else row), position)
 
     def pick(self, scores: Floats, position: int) -> int:
         """Stages 6 to 9 of tempered scores [width]: the coupled choice."""
@@ -301,7 +304,7 @@ def token_logprobs(row: Floats, token: int, count: int) -> TokenLogprobs:
     weights -= highest
     np.exp(weights, out=weights)
     total = highest + math.log(float(weights.sum()))
-    top = best(row, None, count, highest + NEAR) if 0 < count < len(row) else np.arange(len(row) if count else 0)
+    top = best(row, None, count, highest - NEAR) if 0 < count < len(row) else np.arange(len(row) if count else 0)
     top = top[np.argsort(-row[top], kind="stable")]
     values = (row[[token, *top]].astype(np.float64) - total).astype(np.float32).tolist()
     return TokenLogprobs(values[0], tuple(top.tolist()), tuple(values[1:]))
@@ -346,6 +349,6 @@ def truncated(ids: Columns, probs: Floats, count: int) -> tuple[Columns, npt.NDA
 
     Rounded before anything is drawn: the numbers that are sent are the very numbers that are sampled from.
     """
-    likeliest = best(probs, None, count, float(probs.max()) * math.exp(NEAR)) if count < len(probs) else np.arange(len(probs))
+    likeliest = best(probs, None, count, float(probs.max()) * math.exp(-NEAR)) if count < len(probs) else np.arange(len(probs))
     rounded = (probs[likeliest] / probs[likeliest].sum()).astype(np.float32)
     return ids[likeliest][rounded > 0], rounded[rounded > 0]
