@@ -80,6 +80,15 @@ def p_value(tokens: Tokens, p: Array) -> float:
     return float(stats.chisquare(counts[possible], expected[possible] * (len(tokens) / expected[possible].sum())).pvalue)
 
 
+def pooled_p_value(counts: Tokens, p: Array) -> float:
+    """Chi-square of counts [cells] against p [cells]; cells that expect fewer than five are one cell."""
+    expected = p * counts.sum()
+    rare = expected < 5.0
+    counts, expected = np.append(counts[~rare], counts[rare].sum()), np.append(expected[~rare], expected[rare].sum())
+    possible = expected > 0
+    return float(stats.chisquare(counts[possible], expected[possible] * (counts.sum() / expected.sum())).pvalue)
+
+
 def total_variation(a: Array, b: Array) -> float:
     return float(np.abs(a - b).sum() / 2)
 
