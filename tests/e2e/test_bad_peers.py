@@ -4,7 +4,6 @@ stream without a meaning ends it. Sessions of a well-behaved orchestrator on the
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +15,11 @@ from specdec.v1 import generation_pb2 as pb
 from tests.e2e.conftest import WINDOW
 from tests.e2e.raw import Conversation, Neighbours, RawClient
 from tests.e2e.stack import Stack
+from tests.e2e.steps import COMPLETE, PROMPT, answer, hello, item
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 VOCAB = 320
 INVALID_ARGUMENT, UNIMPLEMENTED = 3, 12
-PROMPT = [10, 11, 12]
-COMPLETE = {"temperature": 0.0, "max_tokens": 20}
 
 
 @pytest.fixture(scope="module")
@@ -52,30 +50,6 @@ def verify(questioned: Stack) -> Iterator[Conversation]:
     method = "/specdec.v1.TargetService/Verify"
     with RawClient(questioned.targets[0].endpoint) as client, client.conversation(method, target_pb2.VerifyResponse) as stream:
         yield stream
-
-
-def hello() -> target_pb2.VerifyRequest:
-    """Of an orchestrator that nobody has seen before: sessions outlive their stream."""
-    return target_pb2.VerifyRequest(hello=target_pb2.Hello(orchestrator_id=secrets.token_hex(8)))
-
-
-def item(
-    tokens: list[int] | None = None, begin: dict[str, Any] | None = None, sampling: dict[str, Any] | None = None, **fields: Any
-) -> Any:
-    """A good first Step, with changes."""
-    params = common_pb2.SamplingParams(**{**COMPLETE, **(sampling or {})})
-    head = target_pb2.Begin(**{"prompt_length": 3, "sampling": params, "seed": 1, **(begin or {})})
-    step = {"session_id": "s", "epoch": 1, "round": 1, "remaining_ms": 20_000, "begin": head, **fields}
-    return target_pb2.VerifyItem(step=target_pb2.Step(tokens=PROMPT if tokens is None else tokens, **step))
-
-
-def answer(stream: Conversation, *items: Any) -> Any:
-    """The next answer after a message with these items; beats are passed over."""
-    stream.say(target_pb2.VerifyRequest(items=items))
-    while True:
-        if answers := stream.hear().answers:
-            (only,) = answers
-            return only
 
 
 def q_of(ids: list[int], probs: bytes) -> common_pb2.DraftDistribution:
@@ -120,14 +94,16 @@ BAD_STEPS: dict[str, tuple[Any, str]] = {
         item([*PROMPT, 5], num_proposed=1, begin=STANDARD, distributions=[q_of([VOCAB], ONE)]),
         "step.distributions[0]",
     ),
+    "half a regex": (item(sampling={"grammar": common_pb2.Grammar(regex="(a")}), "sampling.grammar.regex"),
+    "a grammar of no form": (item(sampling={"grammar": common_pb2.Grammar()}), "sampling.grammar"),
+    "a grammar nobody can speak": (item(sampling={"grammar": common_pb2.Grammar(regex="a"), "allowed_token_ids": [5]}), "sampling.grammar"),
+    "too many alternatives of the prompt": (item(sampling={"prompt_logprobs": 21}), "sampling.prompt_logprobs"),
+    "a fork of a long name": (item(begin={"fork_session_id": "x" * 129}), "begin.fork_session_id"),
     "a long traceparent": (item(begin={"traceparent": "x" * 200}), "begin.traceparent"),
 }
 UNSERVED: dict[str, tuple[Any, str]] = {
     "run_ahead": (item(run_ahead=1), "step.run_ahead"),
-    "fork": (item(begin={"fork_session_id": "t"}), "begin.fork_session_id"),
     "ahead": (target_pb2.VerifyItem(ahead=target_pb2.Ahead(session_id="s", epoch=1)), "ahead"),
-    "grammar": (item(sampling={"grammar": common_pb2.Grammar(regex="a")}), "sampling.grammar"),
-    "prompt_logprobs": (item(sampling={"prompt_logprobs": 1}), "sampling.prompt_logprobs"),
 }
 
 
@@ -282,7 +258,7 @@ BAD_OPENS: dict[str, tuple[Any, str]] = {
     "no block": (opened(num_speculative_tokens=0), "open.num_speculative_tokens"),
     "top_p": (opened(sampling={"top_p": 2.0}), "sampling.top_p"),
     "unknown stop id": (opened(sampling={"stop_token_ids": [VOCAB]}), "sampling.stop_token_ids"),
-    "grammar": (opened(sampling={"grammar": common_pb2.Grammar(regex="a")}), "sampling.grammar"),
+    "a grammar of no form": (opened(sampling={"grammar": common_pb2.Grammar()}), "sampling.grammar"),
     "unknown method": (opened(rejection_sample_method=9), "rejection_sample_method"),
     "methods that do not fit": (opened(rejection_sample_method=1, draft_sample_method=3), "draft_sample_method"),
 }
