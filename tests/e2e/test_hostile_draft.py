@@ -11,9 +11,10 @@ import json
 import random
 import struct
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -340,6 +341,28 @@ async def test_F51_all_at_once(connected: Scene) -> None:
 async def test_F51_honest_again(connected: Scene) -> None:
     got = await connected.check_coupled()
     assert all(answer.finished.speculative.num_accepted_draft_tokens > 0 for answer in got)
+
+
+DEAF: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
+    "logit_bias": lambda ids: {"logit_bias": dict.fromkeys(ids[2:14:3], -100.0)},
+    "banned_token_ids": lambda ids: {"banned_token_ids": ids[2:14:3]},
+    "min_p": lambda ids: {"min_p": 1.0},
+    "frequency_penalty": lambda ids: {"frequency_penalty": 2.0, "allowed_token_ids": ids[:6]},
+}
+
+
+@pytest.mark.parametrize("parameter", DEAF)
+async def test_F13_F14_a_deaf_draft(connected: Scene, parameter: str) -> None:
+    """It proposes, at every slot, what would have been decided without the parameter."""
+    for prompt, plain, ask in zip(PROMPTS, connected.reference[1.0], connected.asks(1.0), strict=True):
+        connected.draft.truths = {tuple(prompt): (*prompt, *plain.token_ids)}
+        sampling = replace(ask.sampling, **DEAF[parameter](plain.token_ids))
+        options = {**ask.options, "num_speculative_tokens": 0}
+        got, want = await connected.ask([Ask(prompt, sampling, ask.options), Ask(prompt, sampling, options)])
+        same(got, want)
+        assert got.token_ids != plain.token_ids
+        assert not {*sampling.logit_bias, *sampling.banned_token_ids} & {*got.token_ids}
+        assert got.finished.speculative.num_draft_tokens > got.finished.speculative.num_accepted_draft_tokens
 
 
 async def test_F51_silence(connected: Scene) -> None:
