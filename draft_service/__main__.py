@@ -8,6 +8,7 @@ import logging
 import secrets
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from draft_service.checks import Limits
@@ -49,7 +50,8 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         lookahead_floor=settings.lookahead_floor,
     )
     room = KvBudget(info.kv_total_tokens)
-    drafter = Drafter(limits, room, chooser_factory(words.size, words.eos_ids, info.draft_ids, grammars))
+    compilers = ThreadPoolExecutor(1, "grammars")
+    drafter = Drafter(limits, room, chooser_factory(words.size, words.eos_ids, info.draft_ids, grammars, compilers.submit))
     metrics = Metrics(runtime.telemetry, drafter)
     worker = Worker(drafter, Stepper(engine), thread, metrics)
     tasks = [
@@ -64,6 +66,7 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        compilers.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(thread.close)
 
     def alive() -> bool:

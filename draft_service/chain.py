@@ -131,6 +131,13 @@ class Chain:
             self.kv += 1
         return joined
 
+    def rest(self, start: int, seen: Sequence[int]) -> bool:
+        """After `absorb` of a step that drew nothing behind `seen`, from index `start` on: whether these are still the last tokens. The
+        newest is to be fed again when a token is wanted behind it after all."""
+        intact = self.kv >= start and self.tokens[start:] == list(seen)
+        self.kv = min(self.kv, start + len(seen) - 1)
+        return intact
+
     def _join(self, place: int, drafts: Sequence[Draft]) -> int:
         """Appends drafts that continue tokens[:place], as far as they agree with what is there by now."""
         joined = 0

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from draft_service.checks import Limits, bounds_of, check_commit, check_name, check_open, check_sent
 from draft_service.outlook import Outlook
-from draft_service.plan import Chooser, DraftPlan, DraftRow, PlanOutcome, RowOutcome
+from draft_service.plan import Chooser, DraftPlan, DraftRow, PlanOutcome, RowOutcome, Silence
 from draft_service.session import MAX_BROKEN, Bounds, Session
 from draft_service.tally import Tally
 from specdec.errors import InvalidRequest
@@ -252,7 +252,9 @@ class Drafter:
         self.tally.tokens += len(drafts)
         self.tally.wasted_tokens += len(drafts) - joined
         self._state.touched[session.handle] = session
-        if not outcome.broken:
+        if outcome.silence is not Silence.BROKEN:
+            if outcome.silence is Silence.OVER:
+                session.over = session.chain.rest(row.start, [*row.tokens, *(d.token for d in drafts)])
             session.broken = 0 if drafts else session.broken
             return []
         session.chain.kv = min(session.chain.kv, row.start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,14 +10,19 @@ from typing import Any, Protocol
 from draft_service.chain import Draft
 
 
+class Silence(enum.Enum):
+    """Why a row gave no token. BROKEN: its logits are not finite, or no id of the head is allowed; its K/V must not be used. OVER: by the
+    session's grammar nothing may follow these tokens, or nothing that is known here."""
+
+    BROKEN = enum.auto()
+    OVER = enum.auto()
+
+
 class Chooser(Protocol):
-    """Draws a session's next token from one row of logits. Pure: the same arguments give the same token."""
+    """Draws a session's next token from one row of logits. The same arguments give the same token, once they give one."""
 
-    def __call__(self, logits: Any, position: int, output: Sequence[int]) -> Draft | None:
-        """`logits` [head rows], `position` = index of the token to be drafted, `output` = the tokens between prompt and position.
-
-        None when nothing can be proposed: the row is not finite, or no id of the head is allowed.
-        """
+    def __call__(self, logits: Any, position: int, output: Sequence[int]) -> Draft | Silence:
+        """`logits` [head rows], `position` = index of the token to be drafted, `output` = the tokens between prompt and position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +54,10 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """`drafts` may be fewer than asked for. `broken`: the last row of logits gave no token; its K/V must not be used."""
+    """`drafts` may be fewer than asked for; `silence`: why the row after them gave none, if it was asked."""
 
     drafts: tuple[Draft, ...] = ()
-    broken: bool = False
+    silence: Silence | None = None
 
 
 @dataclass(frozen=True, slots=True)

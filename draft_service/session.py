@@ -15,6 +15,7 @@ Rules
 3. Tell in one piece when the goal is reached, and at once what is there when a commit fits, tokens of a running step included: the
    target is free at that moment.
 4. A row of logits that is not finite means no proposal until the next commit; several in a row end the session.
+5. Where a grammar lets nothing follow that is known here, nothing is drafted until the tokens change or the next commit.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Session:
         self.block_end: int | None = None  # end of the block in flight
         self.ahead = True  # it is worth drafting past it
         self.product = 1.0  # of its tokens' confidences
-        self.paused = self.stalled = self.flush = self.stepping = False  # stepping: a plan with this session is out
+        self.paused = self.stalled = self.over = self.flush = self.stepping = False  # stepping: a plan with this session is out
         self.broken = 0
         self.served = 0  # number of the last plan that held this session
         self.drafted = 0  # tokens drawn since the last commit
@@ -82,7 +83,7 @@ class Session:
     @property
     def wanted(self) -> int:
         """Tokens to draft now."""
-        if self.paused or self.stalled or self._ended:
+        if self.paused or self.stalled or self.over or self._ended:
             return 0
         return max(0, self.goal - len(self.chain))
 
@@ -103,7 +104,9 @@ class Session:
 
     def sent(self, start: int, num_proposed: int, block: tuple[int, ...]) -> int:
         """A block is in flight. Returns the number of drafted tokens that were dropped for it."""
+        length = len(self.chain)
         dropped = self.chain.assume(start, block) if block else 0
+        self.over = self.over and not dropped and len(self.chain) == length
         self.block_end = start + num_proposed
         self.product = self.chain.product(start, self.block_end)
         self.own_block = 0 if block else min(self.block_end, len(self.chain)) - start
@@ -124,7 +127,7 @@ class Session:
             whole=self._whole(before, length - dropped),
         )
         if chain.committed > before:
-            self.block_end, self.stalled = None, False
+            self.block_end, self.stalled, self.over = None, False, False
             self.flush = dropped == 0
             self.drafted = self.own_block = 0
         return round_

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from draft_service.chain import Draft
-from draft_service.plan import DraftPlan, DraftRow, PlanOutcome, RowOutcome
+from draft_service.plan import DraftPlan, DraftRow, PlanOutcome, RowOutcome, Silence
 from specdec.engine import Engine, Segment
 
 log = logging.getLogger("draft")
@@ -40,7 +40,7 @@ class Stepper:
         segments = [
             Segment(slot, row.start, row.tokens, len(row.tokens) - (1 if row.draws else 0)) for slot, row in zip(slots, rows, strict=True)
         ]
-        broken: set[int] = set()
+        silences: dict[int, Silence] = {}
         steps, last = 0, False
         while not last:
             logits = self._engine.forward(segments)
@@ -51,8 +51,8 @@ class Stepper:
                     continue
                 position = row.start + len(row.tokens) + len(drafts[i])
                 draft = row.choose(logits[i][-1], position, outputs[i])
-                if draft is None:
-                    broken.add(i)
+                if isinstance(draft, Silence):
+                    silences[i] = draft
                     last = True
                     continue
                 drafts[i].append(draft)
@@ -60,7 +60,7 @@ class Stepper:
                 last = last or (draft.token in row.ends and position >= row.ends_from)
                 segments[i] = Segment(slots[i], position, (draft.token,), 0)
             last = last or interrupted()
-        return PlanOutcome(tuple(RowOutcome(tuple(d), i in broken) for i, d in enumerate(drafts)), steps)
+        return PlanOutcome(tuple(RowOutcome(tuple(d), silences.get(i)) for i, d in enumerate(drafts)), steps)
 
     def _slot(self, row: DraftRow) -> int:
         kv = self._engine.kv

@@ -21,6 +21,6 @@ Rules
 """
 
 from specdec.grammar.compiler import MAX_COMPILED, GrammarCompiler
-from specdec.grammar.constraint import MAX_FORCED, Allowed, Constraint, Mask
+from specdec.grammar.constraint import MAX_FORCED, Allowed, Constraint, DeadEnd, Mask, NoBeginning
 
-__all__ = ["MAX_COMPILED", "MAX_FORCED", "Allowed", "Constraint", "GrammarCompiler", "Mask"]
+__all__ = ["MAX_COMPILED", "MAX_FORCED", "Allowed", "Constraint", "DeadEnd", "GrammarCompiler", "Mask", "NoBeginning"]

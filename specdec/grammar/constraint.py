@@ -39,7 +39,8 @@ class Constraint:
     alone. `build` makes a matcher that was never fed and shares nothing with others: copies of one matcher share what they learn of the
     language, its limits and a lock.
 
-    Raises InvalidRequest for an output that is not the beginning of a sentence, and where the language outgrows the limits.
+    Raises NoBeginning for an output that no sentence begins with, DeadEnd for one that cannot be gone on with, and InvalidRequest where
+    the language outgrows the limits.
     """
 
     def __init__(self, build: Callable[[], llguidance.LLMatcher], words: Sequence[bytes | None], marker: Marker | None) -> None:
@@ -131,7 +132,7 @@ class Constraint:
 
     def _feed(self, token: int) -> None:
         if not 0 <= token < len(self._words) or not (self._begins(token) if self._start is None else self._continues(token)):
-            raise InvalidRequest(FIELD, f"token {token} cannot follow {len(self._tokens)} tokens of the answer")
+            raise NoBeginning(FIELD, f"token {token} cannot follow {len(self._tokens)} tokens of the answer")
         self._tokens.append(token)
 
     def _begins(self, token: int) -> bool:
@@ -197,6 +198,10 @@ class Constraint:
 
     def _dead_end(self) -> DeadEnd:
         return DeadEnd(FIELD, f"no id continues the text after {len(self._tokens)} tokens of the answer")
+
+
+class NoBeginning(InvalidRequest):
+    """No text of the language begins like this."""
 
 
 class DeadEnd(InvalidRequest):

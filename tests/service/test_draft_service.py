@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,19 @@ from specdec.hashing import prefix_hash
 from specdec.runtime.channels import open_channel
 from specdec.terms import (
     CloseDraft,
+    Grammar,
+    GrammarForm,
     Pause,
     Proposal,
     Refused,
     Resume,
     Resync,
+    SamplingParams,
 )
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 from specdec.vocabulary import vocabulary
 from tests.service.draft_client import PROMPT, Process, Stream, commit_of, naive, open_of, sent_of
-from tests.tiny import save_tiny
+from tests.tiny import save_tiny, tiny_tokenizer
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -143,12 +148,25 @@ async def test_f51_bad_commands_cost_their_session_alone(stream: Stream, referen
     assert fits(await stream.proposed(3), PROMPT, reference)
 
 
-async def test_a_grammar_is_not_served_and_says_so(stream: Stream) -> None:
-    message = wire.draft_request_to_wire([open_of()], "test")
-    message.commands[0].open.sampling.grammar.regex = "a+"
-    await stream.send_raw(message)
-    refused = await stream.event()
-    assert isinstance(refused, Refused) and "grammar" in refused.reason
+async def test_under_a_grammar_proposals_are_legal(stream: Stream, reference: Engine) -> None:
+    """What is no grammar costs its session alone, and nobody waits."""
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    regex = {name: replace(sampling, grammar=Grammar(GrammarForm.REGEX, text)) for name, text in (("bad", "a("), ("good", "[a-f]+"))}
+    await stream.send(open_of("bad", sampling=regex["bad"]), open_of("good", sampling=regex["good"]), open_of("free"))
+    committed, told = list(PROMPT), dict[str, Proposal]()
+    while len(told) < 2:
+        event = await stream.event()
+        assert isinstance(event, Proposal) and event.session_id != "bad"
+        told[event.session_id] = event
+    assert fits(told["free"], PROMPT, reference)
+    assert re.fullmatch("[a-f]+", tiny_tokenizer().decode(list(told["good"].tokens)))
+    telling = asyncio.create_task(stream.event())
+    while not telling.done():  # each time it would be asked again
+        await stream.send(commit_of(committed, (68,), "bad"))
+        committed.append(68)
+        await asyncio.sleep(0.05)
+    refused = await telling
+    assert isinstance(refused, Refused) and refused.session_id == "bad" and refused.retry_after_ms == 0
 
 
 @pytest.mark.parametrize("name", [None, "", "x" * 129])
