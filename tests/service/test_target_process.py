@@ -4,196 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from specdec import wire
-from specdec.hashing import prefix_hash
 from specdec.runtime.channels import open_channel
 from specdec.terms import (
-    Answer,
-    Begin,
     Close,
     Closed,
     Failed,
     FinishReason,
     Grammar,
     GrammarForm,
-    NoRoom,
-    PrefixNeeded,
-    Result,
-    SamplingParams,
-    Step,
 )
 from specdec.v1 import target_pb2, target_pb2_grpc
 from specdec.vocabulary import load_tokenizer, vocabulary
-from tests.service.target_client import Stream, verify_stream
-from tests.tiny import save_tiny
+from tests.service.target_process import GREEDY, PROMPTS, Talk, TargetProcess, contextual, generated, sessions_held, spoiled
 from tests.unit.target.harness import first_step, next_step
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
-READY_S = 60.0
-GREEDY = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-PROMPTS = [[(7 * i + 3 * j) % 300 + 3 for j in range(5 + 6 * i)] for i in range(4)]
-
-
-class TargetProcess:
-    """`python -m target_service` on free ports; `code` replaces the program, `BREAKING` for one."""
-
-    def __init__(self, model: Path, code: str = "", **settings: object) -> None:
-        values = {"MODEL": model, "DTYPE": "float64", "METRICS_PORT": 0, "KV_TOKENS": 8192, "LEASE_MS": 300, **settings}
-        env = {name: value for name, value in os.environ.items() if not name.startswith("SPECDEC_")}
-        env |= {f"SPECDEC_{name}": str(value) for name, value in values.items()} | {"OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, *(("-c", code) if code else ("-m", "target_service"))], env=env, stdout=subprocess.PIPE, text=True
-        )
-        watchdog = threading.Timer(READY_S, self.process.kill)
-        watchdog.start()
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        watchdog.cancel()
-        assert line.startswith("ready role=target "), line
-        ready = dict(part.split("=", 1) for part in line.split()[1:])
-        self.port, self.metrics_port = int(ready["port"]), int(ready["metrics_port"])
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def stream(self, orchestrator_id: str = "orch") -> AbstractAsyncContextManager[Stream]:
-        return verify_stream(self.port, orchestrator_id)
-
-
-# The engine dies, or never returns, on the token 299.
-BREAKING = """
-import sys, time
-from target_service import __main__ as target
-
-def broken(settings, load=target.load):
-    engine, *rest = load(settings)
-    forward = engine.forward
-    def breaking(segments):
-        if any(299 in segment.tokens for segment in segments):
-            {fault}
-        return forward(segments)
-    engine.forward = breaking
-    return engine, *rest
-
-target.load = broken
-sys.exit(target.main())
-"""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def target(model: Path) -> Iterator[TargetProcess]:
-    process = TargetProcess(model)
-    yield process
-    process.end()
-
-
-@pytest.fixture(scope="module")
-def hf(model: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
-
-
-def generated(hf: Any, prompt: Sequence[int], count: int) -> list[int]:
-    """transformers' own greedy continuation."""
-    ids = torch.tensor([list(prompt)])
-    out = hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
-    return [int(token) for token in out[0, len(prompt) :]]
-
-
-class Talk:
-    """One session on a stream that others may share: `feed` gives it its answers."""
-
-    def __init__(
-        self, stream: Stream, prompt: Sequence[int], session: str, sampling: SamplingParams = GREEDY, seed: int = 11, fork: str = ""
-    ) -> None:
-        self.stream, self.session, self.sampling, self.seed, self.fork = stream, session, sampling, seed, fork
-        self.prompt, self.committed = list(prompt), list(prompt)
-        self.round, self.kv, self.begun = 1, 0, False
-        self.finish: FinishReason | None = None
-        self.results: list[Result] = []
-        self.prefills = 0
-
-    @property
-    def output(self) -> list[int]:
-        return self.committed[len(self.prompt) :]
-
-    async def ask(self, block: Sequence[int] = ()) -> None:
-        begin = None if self.begun else Begin(len(self.prompt), self.sampling, self.seed, fork_session_id=self.fork)
-        tokens = (*self.committed[self.kv :], *block)
-        base_hash = prefix_hash(self.committed[: self.kv])
-        await self.stream.send(Step(self.session, 1, self.round, self.kv, base_hash, tokens, len(block), 30_000, begin=begin))
-
-    async def feed(self, answer: Answer) -> None:
-        match answer.outcome:
-            case Result() as result:
-                self.prefills += self.kv == 0
-                self.results.append(result)
-                self.committed += result.tokens
-                self.kv, self.round, self.begun, self.finish = result.kv_length_after, self.round + 1, True, result.finish
-            case PrefixNeeded(have):
-                self.kv = have
-            case NoRoom(retry_after_ms):
-                await asyncio.sleep(retry_after_ms / 1000)
-            case other:
-                raise AssertionError(other)
-
-    async def run(self, count: int, blocks: Any = lambda output: ()) -> list[int]:
-        while len(self.output) < count and self.finish is None:
-            await self.ask(blocks(self.output))
-            await self.feed(await self.stream.answer(20.0))
-        await self.stream.send(Close(self.session, 1))
-        assert (await self.stream.answer(20.0)).outcome == Closed()
-        return self.output[:count]
-
-
-def spoiled(expected: Sequence[int], k: int, period: int) -> Any:
-    """Blocks of the right tokens; now and then one of them is not."""
-
-    def block(output: Sequence[int]) -> list[int]:
-        tokens = list(expected[len(output) : len(output) + k])
-        if tokens and len(output) % period == 1:
-            tokens[len(output) % len(tokens)] = 5
-        return tokens
-
-    return block
-
-
-async def sessions_held(stream: Stream) -> int:
-    """As the next beat tells it; those that lay unread are old."""
-    while True:
-        asked, stream.beats = time.monotonic(), []
-        while not stream.beats:
-            await stream.listen()
-        if time.monotonic() - asked > 0.02:
-            return stream.beats[-1].sessions
 
 
 async def test_model_info(target: TargetProcess, model: Path) -> None:
@@ -319,17 +156,6 @@ async def test_eight_streams_at_once_equal_solo_runs(target: TargetProcess, hf: 
         assert await asyncio.gather(*talks) == [text[:30] for text in expected]
 
 
-def contextual(target: TargetProcess, count: int) -> Any:
-    from contextlib import AsyncExitStack, asynccontextmanager
-
-    @asynccontextmanager
-    async def opened() -> Any:
-        async with AsyncExitStack() as stack:
-            yield [await stack.enter_async_context(target.stream(f"o{i}")) for i in range(count)]
-
-    return opened()
-
-
 async def test_a_cancelled_stream_frees_its_sessions_within_a_second(target: TargetProcess) -> None:
     """F73"""
     async with target.stream("watcher") as watcher:
@@ -391,65 +217,3 @@ async def test_health_reflection_and_metrics(target: TargetProcess) -> None:
         "specdec_sessions",
     ):
         assert re.search(rf"^{name}", page, re.MULTILINE), name
-
-
-async def test_eight_sessions_on_room_for_seven(model: Path, hf: Any) -> None:
-    """F68: all finish as if alone, with at most 8 prefills more than sessions."""
-    process = TargetProcess(model, KV_TOKENS=7 * 128, RESERVE_TOKENS=16)
-    try:
-        async with contextual(process, 8) as streams:
-            prompts = [[i + 5, *range(10, 50)] for i in range(8)]
-            talks = [Talk(stream, prompt, "s") for stream, prompt in zip(streams, prompts, strict=True)]
-            texts = await asyncio.gather(*(talk.run(70) for talk in talks))
-        assert texts == [generated(hf, prompt, 70) for prompt in prompts]
-        assert sum(talk.prefills for talk in talks) <= 16
-    finally:
-        process.end()
-
-
-async def test_sigterm_drains_and_exits_0(model: Path) -> None:
-    process = TargetProcess(model, SELF_TEST="false", DRAIN_MS=5000)
-    try:
-        async with process.stream() as stream:
-            talk = Talk(stream, PROMPTS[0], "s")
-            await talk.ask()
-            await talk.feed(await stream.answer())
-            process.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.2)
-            await stream.send(first_step([5], session="new", sampling=GREEDY))
-            refused = (await stream.answer()).outcome
-            assert isinstance(refused, Failed) and refused.code == 14, "its orchestrator goes elsewhere"
-            assert len(await talk.run(10)) == 10, "who is here may finish"
-            assert (await stream.status())[0] is grpc.StatusCode.OK
-        assert await asyncio.to_thread(process.process.wait, 5.0) == 0
-    finally:
-        process.end()
-
-
-async def test_a_dead_engine_fails_the_calls_and_the_process(model: Path) -> None:
-    """F170: no health without an engine."""
-    process = TargetProcess(model, BREAKING.format(fault="raise RuntimeError('device lost')"), SELF_TEST="false", DRAIN_MS=60_000)
-    try:
-        async with process.stream("a") as one, process.stream("b") as two:
-            await two.send(first_step([5], sampling=GREEDY))
-            await two.answer()
-            await one.send(first_step([5, 299], sampling=GREEDY))
-            for stream in (one, two):
-                code, details = await stream.status()
-                assert code is grpc.StatusCode.INTERNAL and "device lost" in details
-        assert await asyncio.to_thread(process.process.wait, 10.0) == 1
-    finally:
-        process.end()
-
-
-async def test_a_hung_engine_shows_in_the_beats_and_cannot_keep_the_process(model: Path) -> None:
-    process = TargetProcess(model, BREAKING.format(fault="time.sleep(3600)"), SELF_TEST="false", DRAIN_MS=500)
-    try:
-        async with process.stream() as stream:
-            await stream.send(first_step([5, 299], sampling=GREEDY))
-            while not stream.beats or stream.beats[-1].running_step_ms < 500:
-                await stream.listen()
-            process.process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(process.process.wait, 15.0) == 1
-    finally:
-        process.end()
