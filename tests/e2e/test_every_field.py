@@ -18,7 +18,7 @@ from tests.e2e.oracle import EOS, Language
 from tests.e2e.raw import RawClient
 from tests.e2e.stack import Stack
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.parameters, pytest.mark.timeout(90)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.e2e.fields import LENGTH, PROMPT, SEED, STOP, Case, ask, good, refuse
 from tests.e2e.raw import RawClient, Reply
 from tests.e2e.stack import Stack
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.parameters, pytest.mark.timeout(90)]
 
 
 @pytest.fixture(scope="module")

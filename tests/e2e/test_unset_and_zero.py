@@ -16,7 +16,7 @@ from tests.e2e.conftest import WINDOW
 from tests.e2e.raw import RawClient, Reply, double, fixed64, num, sub, token_prompt
 from tests.e2e.stack import Stack
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.parameters, pytest.mark.timeout(90)]
 PROMPT = [10, 11, 12]
 ASK, SEED, ENOUGH = token_prompt(PROMPT), fixed64(6, 11), num(11, 12)  # the last: SamplingParams.max_tokens
 CHAT = sub(1, sub(1, b"user") + sub(2, b"hi"))
