@@ -164,7 +164,8 @@ def winner(scores: Floats, seed: int, tag: int, position: int, ids: Keys | None 
     scores [n] float32 or float64, -inf = impossible; ids [n] uint64 below 2**30, None: 0 to n - 1. Raises ValueError when
     nothing is possible. An id is left out only when a bound on its noise proves that it cannot reach the best total found.
     """
-    return _Search(scores, position_key(seed, tag, position), ids).winner()
+    with np.errstate(over="ignore"):  # of float64 scores too low for a float32 bound
+        return _Search(scores, position_key(seed, tag, position), ids).winner()
 
 
 def drawn(weights: Floats, seed: int, tag: int, position: int, ids: Keys | None = None) -> int:

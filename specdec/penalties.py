@@ -18,6 +18,14 @@ def penalized(params: SamplingParams) -> bool:
     return (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
 
 
+def _repeated(scores: Floats, penalty: float) -> Floats:
+    """A tiny penalty lifts positive scores to the end of the format's range, and not beyond."""
+    limits = np.finfo(scores.dtype)
+    penalty = max(penalty, float(limits.tiny))
+    with np.errstate(over="ignore"):
+        return np.minimum(np.where(scores > 0, scores / penalty, scores * penalty), limits.max)
+
+
 class Penalties:
     """Of one generation. `column_of`: where a head has an id; None = nowhere. `prompt`: what else the repetition penalty touches."""
 
@@ -37,9 +45,7 @@ class Penalties:
         columns, times = self._columns[: len(self._slots)], self._times[: len(self._slots)]
         scores = row[columns]
         if params.repetition_penalty != 1.0:
-            with np.errstate(over="ignore"):  # a tiny penalty lifts what was said to the end of the range, and not beyond
-                scores = np.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
-            np.minimum(scores, np.finfo(row.dtype).max, out=scores)
+            scores = _repeated(scores, params.repetition_penalty)
         if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
             less = times.astype(row.dtype) * params.frequency_penalty + params.presence_penalty
             less[times == 0.0] = 0.0

@@ -161,13 +161,13 @@ def fields(found: SamplingParams) -> dict[str, Any]:
     return {name: getattr(found, name) for name in SamplingParams.__dataclass_fields__}
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cases(SIZES))
 def test_every_answer_equals_the_reference(case):
     compare(case)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cases([49152]))
 def test_every_answer_equals_the_reference_at_the_size_of_a_vocabulary(case):
     compare(case)
@@ -175,7 +175,7 @@ def test_every_answer_equals_the_reference_at_the_size_of_a_vocabulary(case):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cases([*SIZES, 20_000, 49152]))
 def test_every_answer_equals_the_reference_long(case):
     compare(case)
