@@ -15,7 +15,7 @@ from orchestrator.fronts.backend import Backend
 from orchestrator.fronts.meters import Meters, RequestMeter
 from orchestrator.fronts.relay import Context, Relay
 from orchestrator.fronts.requests import MAX_DETOKENIZE_IDS, Defaults, parse, text_or_chat
-from orchestrator.fronts.textwork import Prepared, TextWork, encode, prepare
+from orchestrator.fronts.textwork import Prepared, TextWork, encode, is_sentence, prepare
 from orchestrator.output import Ended, GenerationStats
 from orchestrator.request import admit, check_ids, is_complete, others
 from orchestrator.text import TextModel
@@ -31,13 +31,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     def __init__(self, backend: Backend, text: TextModel, defaults: Defaults, meters: Meters) -> None:
         self._backend, self._text, self._defaults, self._meters = backend, text, defaults, meters
-        self._work = TextWork()
+        self._work, self._grammars = TextWork(), TextWork()
 
     def register(self, server: Any) -> None:
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self, server)
 
     def close(self) -> None:
         self._work.close()
+        self._grammars.close()
 
     # Writes and does not yield: a generator that the call abandons would clean up whenever the collector likes.
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
@@ -48,6 +49,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         vocabulary = self._text.vocabulary
         request = parse(message, self._defaults, vocabulary.size, vocabulary.eos_ids)
         prepared = await self._work.run(partial(prepare, self._text, request))
+        constrained = request.sampling.grammar is not None
+        sentence = constrained and await self._grammars.run(partial(is_sentence, self._text, request))
         info = await self._backend.model_info()
         first = admit(
             request,
@@ -61,7 +64,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         answers = (first, *others(first, [secrets.token_hex(8) for _ in range(request.n - 1)]))
         request_id = request.request_id or secrets.token_hex(16)
         relay = Relay(context, meter, info, answers, prepared.streams)
-        if (complete := _complete(prepared, first)) is not None:
+        if (complete := _complete(prepared, sentence, first)) is not None:
             await relay.begin(request_id)
             await relay.end(complete)
             return
@@ -92,12 +95,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return pb.DetokenizeResponse(text=await self._work.run(partial(self._text.decode, ids, request.skip_special_tokens)))
 
 
-def _complete(prepared: Prepared, admitted: Admitted) -> Ended | GenerationStats | None:
+def _complete(prepared: Prepared, sentence: bool, admitted: Admitted) -> Ended | GenerationStats | None:
     """How answers end that need no target: a resumed one that had only its last message to come, a sentence that the grammar lets nothing
     follow, a prompt as long as the window. Log-probabilities of the prompt are not told again: they came with the first delta."""
     if prepared.streams[0].stopped is not None:
         return GenerationStats()
-    if prepared.is_sentence:
+    if sentence:
         return Ended(FinishReason.STOP, None, GenerationStats())
     if is_complete(admitted):
         return Ended(FinishReason.LENGTH, None, GenerationStats())

@@ -1,4 +1,7 @@
-"""Tokenising, templates and grammars off the event loop: few threads, a bounded queue in front of them."""
+"""Tokenising, templates and grammars off the event loop: few threads, a bounded queue in front of them.
+
+Grammars have threads of their own: one takes up to half a second of computing to refuse, a prompt a few milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class TextWork:
     async def run(self, work: Callable[[], T]) -> T:
         """Raises Overloaded when MAX_TASKS wait already. A caller that goes away takes its waiting work with it."""
         if self._tasks >= self._max_tasks:
-            raise Overloaded(f"{self._tasks} texts are being tokenised already", RETRY_AFTER_MS)
+            raise Overloaded(f"{self._tasks} texts or grammars wait already", RETRY_AFTER_MS)
         self._tasks += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -52,20 +55,17 @@ def encode(text_model: TextModel, prompt: Text | Ids | Chat, add_special_tokens:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`prompt` = its ids; `streams` = the request's answers, with what they resume behind them; `is_sentence`: the request's grammar lets
-    nothing follow."""
+    """`prompt` = its ids; `streams` = the request's answers, with what they resume behind them."""
 
     prompt: tuple[int, ...]
     streams: tuple[AnswerStream, ...]
-    is_sentence: bool
 
 
 def prepare(text_model: TextModel, request: Request) -> Prepared:
-    """All text work that comes before the first token."""
+    """All text work that comes before the first token, but for the grammar."""
     prompt = encode(text_model, request.prompt)
     if not prompt:
         raise InvalidRequest("prompt", "must hold at least one token; this tokenizer adds none of its own")
-    is_sentence = is_whole_sentence(text_model.grammars, request.sampling, request.output_ids, text_model.vocabulary.eos_ids)
     streams = (
         AnswerStream(
             text_model.decoder(skip_special_tokens=request.skip_special, prompt=prompt),
@@ -76,4 +76,9 @@ def prepare(text_model: TextModel, request: Request) -> Prepared:
         )
         for _ in range(request.n)
     )
-    return Prepared(prompt, tuple(streams), is_sentence)
+    return Prepared(prompt, tuple(streams))
+
+
+def is_sentence(text_model: TextModel, request: Request) -> bool:
+    """Whether the request's grammar lets nothing follow what it resumes. Raises InvalidRequest for one that is none, or does not fit."""
+    return is_whole_sentence(text_model.grammars, request.sampling, request.output_ids, text_model.vocabulary.eos_ids)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 
 from specdec.errors import InvalidRequest
+from specdec.grammar import GrammarCompiler
 from specdec.status import error_from_rpc
 from specdec.terms import FinishReason, Grammar, GrammarForm
-from specdec.v1 import common_pb2
+from specdec.v1 import common_pb2, generation_pb2
 from tests.fakes_driver import decided, ended
-from tests.unit.orchestrator.front_rig import END, TOKENIZER, Service, failure, ids, tokens
+from tests.unit.orchestrator.front_rig import END, TOKENIZER, Service, failure, ids, serving, text_model_in, tokens
 
 pytestmark = pytest.mark.timeout(30)
 STOP = common_pb2.FINISH_REASON_STOP
@@ -151,3 +155,25 @@ async def test_a_grammar_and_a_neighbour(service: Service) -> None:
     call = service.call(**asked(json_schema=f'{{"type": "object", "properties": {{{properties}}}}}'))
     assert tokens(await service.collect()) == ids("dog")
     assert tokens([message async for message in call]) == ids("dog")
+
+
+async def test_grammars_that_are_slow_to_compile_hold_up_nobody_else(tmp_path: Path) -> None:
+    """More of them than there are threads, each waiting: texts are tokenised, and requests without a grammar run."""
+    let_go, text = threading.Event(), text_model_in(tmp_path)
+    text.grammars = GrammarCompiler(TOKENIZER, trial=lambda grammar: assert_in_time(let_go))
+    async with serving(text) as service:
+        slow = [asyncio.create_task(service.collect(**asked(regex="a" * i))) for i in range(1, 9)]
+        try:
+            async with asyncio.timeout(10.0):
+                await asyncio.sleep(0.1)
+                assert (await service.stub.Tokenize(generation_pb2.TokenizeRequest(text="the"))).token_ids == ids("the")
+                service.backend.steps = [decided(*ids("a")), ended(FinishReason.STOP)]
+                assert tokens(await service.collect()) == ids("a")
+                assert not any(task.done() for task in slow)
+        finally:
+            let_go.set()
+            await asyncio.gather(*slow)
+
+
+def assert_in_time(event: threading.Event) -> None:
+    assert event.wait(20.0)
