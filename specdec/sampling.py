@@ -1,23 +1,37 @@
 """Logits to token: one pipeline for plain rows, for every row of a block, and for the draft. Knows no session, no engine.
 
-A row goes through these stages in this order. Each looks at that row alone: no decision depends on a batch.
+A row goes through these stages in this order. Each looks at that row alone, and at the tokens before it: no decision depends on a batch
+or on the rest of a block.
 
     1  raw          ids the tokenizer knows (a padded head is cut off); must be finite; log-probabilities are taken here
-    2  bans         -inf for banned ids, for ids outside a non-empty allowed list, for ids that a grammar does not allow here
-                    and, before min_tokens, for every id that would end the generation
+    2  bans         -inf for banned ids, for ids outside a non-empty allowed list and for ids that a grammar does not let follow
+                    here; for ids that end the generation before min_tokens and, under a grammar, where its sentence is not complete
     3  logit_bias   added
     4  penalties    repetition (ids of prompt and output: positive scores divided, negative ones multiplied), then
                     frequency * count + presence subtracted (ids of the output)
-    5  temperature  (score - best score) / temperature; below GREEDY_BELOW the argmax of stage 4 is the choice, and
-                    nothing below applies
+    5  temperature  (score - best score) / temperature; below GREEDY_BELOW (1e-5) the argmax of stage 4 is the choice
+                    (ties: lowest id), and nothing below applies
     6  top_k        the k best; ties at the border: lowest ids
     7  top_p        of what is left, the smallest set of best ids whose mass reaches top_p (ties: lowest ids)
     8  min_p        of what is left, ids with at least min_p times the probability of the best
-    9  noise        argmax of score + noise (specdec.noise); ties: lowest id
+    9  noise        argmax of score + noise (specdec.noise); ties: lowest id. Under the standard method the target's token is accepted or
+                    drawn with the probabilities that stage 8 leaves (specdec.acceptance)
+
+There is no second pipeline. The target decides every round with it, with a block or without (specdec.acceptance.verify), so an
+answer with speculation off is what this page says of each row; the draft proposes with it (draft_choice), told the same parameters
+and seed. Fields that are not set have the defaults of SamplingParams: temperature 1, everything else off. No file of a checkpoint
+is read.
+
+Where a grammar lets nothing follow, the generation ends without a row, before min_tokens too (`must_end`). Where other fields ban all
+that it lets follow, the row raises InvalidRequest. Other fields that leave nothing are refused when the Sampler is made, but a reduced
+head of a draft that has none of the ids left proposes nothing.
 
 float64 rows stay float64, all others are float32; rows from an accelerator come to the CPU first, so that sampling is the
 same code everywhere. Masses of stage 7 are whole multiples of 2**-34 of the best id's mass: below 2**53 such sums
 are exact in float64 and the same in any order, so the set kept does not depend on how it was found.
+
+No row is sorted, and few ids get their noise: what cannot matter is proven not to (specdec.ranking, cuts, noise). The answers are those of
+full sorts and of noise for every id.
 """
 
 from __future__ import annotations
