@@ -20,7 +20,7 @@ NEAR = 11.0  # how far below the best the few hundred values are that usually ma
 FEW = 512  # places: sorted at once
 NOWHERE: Places = np.zeros(0, dtype=np.int64)
 _MANY = 4096  # places that a guess may bring: more work than a better guess
-_BUCKETS, _DEPTH = 2048, 40.0  # of a histogram, and how far down it reaches
+_BUCKETS, _DEPTH, _SHALLOWEST = 2048, 40.0, 1e-30  # of a histogram, and how far down it reaches
 
 
 def head(values: Floats, count: int, guess: float) -> tuple[Places, float]:
@@ -101,10 +101,11 @@ def _weigh(weights: Floats | None, places: Places) -> int:
 def _border(values: Floats, weights: Floats | None, target: int) -> float:
     """The value v with weight(values > v) < target <= weight(values >= v): a histogram finds the bucket it is in, sorting the rest."""
     highest, lowest = float(values.max()), float(values.min())
-    scale = _BUCKETS / (min(highest - lowest, _DEPTH) or 1.0)
-    depth = highest - values
-    depth *= scale
-    np.minimum(depth, _BUCKETS - 1, out=depth)
+    span = max(min(highest - lowest, _DEPTH), _SHALLOWEST)
+    with np.errstate(over="ignore"):
+        depth = highest - values
+    np.minimum(depth, span, out=depth)
+    depth *= (_BUCKETS - 1) / span
     bucket = depth.astype(np.intp)
     running = np.bincount(bucket, weights, _BUCKETS).cumsum()
     place = int(np.searchsorted(running, target))
