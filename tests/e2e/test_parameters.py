@@ -58,10 +58,14 @@ class Scene:
     def without(self, *several: Fields) -> list[Seen]:
         return [seen(fields, replies) for fields, replies in zip(several, self.replies_without(*several), strict=True)]
 
+    def each(self, asked: Sequence[tuple[tuple[str, int], Fields]]) -> list[Seen]:
+        """Answers to requests, each with its (kind of draft, block length)."""
+        replies = ask_all([(self._clients[kind], {**fields, "num_speculative_tokens": k}) for (kind, k), fields in asked])
+        return [seen(fields, answers) for (_, fields), answers in zip(asked, replies, strict=True)]
+
     def speculating(self, fields: Fields, variants: Sequence[tuple[str, int]]) -> list[Seen]:
-        """One answer per (kind of draft, block length)."""
-        replies = ask_all([(self._clients[kind], {**fields, "num_speculative_tokens": k}) for kind, k in variants])
-        return [seen(fields, answers) for answers in replies]
+        """The same request with each of them."""
+        return self.each([(variant, fields) for variant in variants])
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +141,12 @@ def test_resumed(scene: Scene, name: str) -> None:
     (want,) = seen(fields, [reply])
     texts = {ids: text for ids, text in reversed(reply.pieces)}  # characters delivered with so many ids
     draw = random.Random(name)
-    for cut in sorted({*range(1, len(reply.token_ids), CUT_EVERY), len(reply.token_ids)} & texts.keys()):
+    cuts = sorted({*range(1, len(reply.token_ids), CUT_EVERY), len(reply.token_ids)} & texts.keys())
+    asked = [(draw.choice(EVERY_VARIANT), {**fields, "output_token_ids": reply.token_ids[:cut]}) for cut in cuts]
+    for cut, (variant, _), got in zip(cuts, asked, scene.each(asked), strict=True):
         rest = {**want, "ids": want["ids"][cut:], "text": want["text"][texts[cut] :], "logprobs": want["logprobs"][cut:]}
         if cut == len(reply.token_ids):  # may need no target any more; the prompt's came with the first delta
             rest["prompt_logprobs"] = []
-        variant = draw.choice(EVERY_VARIANT)
-        (got,) = scene.speculating({**fields, "output_token_ids": reply.token_ids[:cut]}, [variant])
         assert got == [rest], f"{name}, cut after {cut}, {variant}"
 
 
