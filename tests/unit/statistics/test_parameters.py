@@ -20,7 +20,7 @@ from tests.unit.statistics.harness import P_LEAST
 
 IDS = 4
 END = 3
-SHORT, LONG = 200, 30_000
+SHORT, LONG = 200, 20_000
 METHODS = [RejectionMethod.COUPLED, RejectionMethod.STANDARD]
 LETTERS = "abcd"
 LANGUAGE = "(a[bc]|[bcd])*"  # behind an a comes b or c
