@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from specdec.errors import InvalidRequest, Unsupported
 from specdec.grammar.constraint import FIELD, Constraint, DeadEnd
-from specdec.grammar.forms import said, source
+from specdec.grammar.forms import said, source, unforced
 from specdec.grammar.marker import Marker
 from specdec.grammar.words import Words
 from specdec.terms import Grammar, GrammarForm
@@ -59,18 +59,18 @@ class GrammarCompiler:
             raise InvalidRequest(f"{FIELD}.{grammar.form.value}", accepted)
         accepted.prepare()
         marker = None if grammar.start_after is None else self._marker(grammar.start_after.encode())
-        return Constraint(accepted.take, self._words.table, marker)
+        return Constraint(accepted, self._words, marker)
 
-    def _accept(self, grammar: Grammar) -> _Accepted | str:
+    def _accept(self, grammar: Grammar) -> Accepted | str:
         """The grammar ready for use, or what is wrong with it."""
         try:
             if self._trial is not None:
                 self._trial(grammar)
-            accepted = _Accepted(self._tokens, source(grammar, self._words.complete))
+            accepted = Accepted(self._tokens, source(grammar))
             warnings = accepted.prepare().get_grammar_warnings()
             if warnings:
                 return said("; ".join(warnings))
-            self._probe(Constraint(accepted.take, self._words.table, None))
+            self._probe(Constraint(accepted, self._words, None))
         except _Refused as error:
             return said(str(error), with_place=grammar.form is GrammarForm.EBNF)
         except InvalidRequest as error:
@@ -89,7 +89,7 @@ class GrammarCompiler:
         constraint.at([])
 
 
-class _Accepted:
+class Accepted:
     """A grammar in the library's notation, and a matcher of it that nobody has taken yet."""
 
     def __init__(self, tokens: llguidance.LLTokenizer, written: str) -> None:
@@ -101,7 +101,7 @@ class _Accepted:
         try:
             return self._spare[0]
         except IndexError:
-            made = self._built()
+            made = self._built(self._written)
             self._spare.append(made)
             return made
 
@@ -110,11 +110,15 @@ class _Accepted:
         try:
             return self._spare.pop()
         except IndexError:
-            return self._built()
+            return self._built(self._written)
 
-    def _built(self) -> llguidance.LLMatcher:
+    def unforced(self) -> llguidance.LLMatcher:
+        """As `take`, with masks that name every way to write a text that is known."""
+        return self._built(unforced(self._written))
+
+    def _built(self, written: str) -> llguidance.LLMatcher:
         try:
-            matcher = llguidance.LLMatcher(self._tokens, self._written, log_level=0, limits=LIMITS)
+            matcher = llguidance.LLMatcher(self._tokens, written, log_level=0, limits=LIMITS)
         except BaseException as error:  # the library's panics are no Exception
             if type(error).__name__ != "PanicException":
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import llguidance
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from specdec.errors import InvalidRequest
 from specdec.grammar.forms import said
 from specdec.grammar.marker import Marker
+from specdec.grammar.words import Words
 
 Mask = npt.NDArray[np.bool_]
 T = TypeVar("T")
@@ -34,17 +35,28 @@ class Allowed:
     must_end: bool
 
 
+class Language(Protocol):
+    """compiler.Accepted."""
+
+    def take(self) -> llguidance.LLMatcher:
+        """A matcher that was never fed and shares nothing with others: copies of one matcher share what they learn of the language, its
+        limits and a lock."""
+
+    def unforced(self) -> llguidance.LLMatcher:
+        """The same, whose masks name every way to write a text that is known."""
+
+
 class Constraint:
     """Used by one thread at a time; every method may be asked about any output, in any order, and what it says depends on that output
-    alone. `build` makes a matcher that was never fed and shares nothing with others: copies of one matcher share what they learn of the
-    language, its limits and a lock.
+    alone.
 
     Raises NoBeginning for an output that no sentence begins with, DeadEnd for one that cannot be gone on with, and InvalidRequest where
     the language outgrows the limits.
     """
 
-    def __init__(self, build: Callable[[], llguidance.LLMatcher], words: Sequence[bytes | None], marker: Marker | None) -> None:
-        self._build, self._words, self._marker = build, words, marker
+    def __init__(self, language: Language, words: Words, marker: Marker | None) -> None:
+        self._language, self._words, self._marker = language, words, marker
+        self._table = words.table
         self._rebuilt = 0
         self._made: llguidance.LLMatcher | None = None
         self._begin()
@@ -59,7 +71,7 @@ class Constraint:
     @property
     def _matcher(self) -> llguidance.LLMatcher:
         if self._made is None:
-            self._made = self._build()
+            self._made = self._language.take()
         return self._made
 
     def at(self, output: Sequence[int]) -> Allowed:
@@ -100,7 +112,7 @@ class Constraint:
         found: list[int] = []
         while self._start is not None and len(found) < MAX_FORCED:
             following = self._call(self._matcher.compute_ff_tokens)
-            if not following:
+            if self._words.take_unwritable() or not following:
                 break
             self._seen = None
             self._feed(following[0])
@@ -131,14 +143,14 @@ class Constraint:
         del self._tokens[length:]
 
     def _feed(self, token: int) -> None:
-        if not 0 <= token < len(self._words) or not (self._begins(token) if self._start is None else self._continues(token)):
+        if not 0 <= token < len(self._table) or not (self._begins(token) if self._start is None else self._continues(token)):
             raise NoBeginning(FIELD, f"token {token} cannot follow {len(self._tokens)} tokens of the answer")
         self._tokens.append(token)
 
     def _begins(self, token: int) -> bool:
         """Takes a token of the free part; False, changing nothing, for one that runs past the marker."""
         assert self._marker is not None
-        text = self._tails[-1] + (self._words[token] or b"")
+        text = self._tails[-1] + (self._table[token] or b"")
         place = text.find(self._marker.text)
         if 0 <= place < len(text) - len(self._marker.text):
             return False
@@ -160,13 +172,21 @@ class Constraint:
         return mask is not None and bool(mask[token])
 
     def _bound(self) -> Allowed:
-        bits = np.frombuffer(self._call(self._matcher.compute_bitmask), dtype=np.uint8)
-        mask = np.unpackbits(bits, count=len(self._words), bitorder="little").view(np.bool_)
+        bits = self._call(self._matcher.compute_bitmask)
+        if self._words.take_unwritable():
+            bits = self._unforced_bits()
+        mask = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(self._table), bitorder="little").view(np.bool_)
         mask.flags.writeable = False
         may_end, goes_on = self._call(self._matcher.is_accepting), bool(mask.any())
         if not (may_end or goes_on):  # the library would go on with its own end
             raise self._dead_end()
         return Allowed(mask, may_end, must_end=not goes_on)
+
+    def _unforced_bits(self) -> bytes:
+        """Where the text that must follow cannot be written by itself, an id that goes on behind it may still write it."""
+        matcher = self._language.unforced()
+        self._call(matcher.consume_tokens, self._tokens[self._start :], matcher=matcher)
+        return self._call(matcher.compute_bitmask, matcher=matcher)
 
     def _free(self) -> Allowed:
         """Before the grammar begins: every id but those that hold the marker's end and more."""
@@ -174,16 +194,17 @@ class Constraint:
         past = self._marker.overrun(self._tails[-1])
         mask = None
         if len(past):
-            mask = np.ones(len(self._words), dtype=np.bool_)
+            mask = np.ones(len(self._table), dtype=np.bool_)
             mask[past] = False
             mask.flags.writeable = False
         return Allowed(mask, may_end=True, must_end=False)
 
-    def _call(self, ask: Callable[..., T], *args: object) -> T:
+    def _call(self, ask: Callable[..., T], *args: object, matcher: llguidance.LLMatcher | None = None) -> T:
         """One call of the library. Raises _Broken when the matcher is of no use any more."""
+        matcher = matcher or self._matcher
         try:
             answer = ask(*args)
-            fault = self._matcher.get_error() if self._matcher.is_error() else ""
+            fault = matcher.get_error() if matcher.is_error() else ""
         except BaseException as error:  # its panics are no Exception
             if type(error).__name__ != "PanicException":
                 raise

@@ -24,20 +24,19 @@ _FILE = re.compile(r"\S*/\S+\.rs(?::\d+)*")
 _PRIVATE = ("<state>", "<backtrace>", "<non-verbose/>")  # what follows is for the library's developers
 
 
-def source(grammar: Grammar, forcing: bool) -> str:
-    """The grammar in llguidance's notation. `forcing` False: masks name every way to write a text. Raises ValueError."""
+def source(grammar: Grammar) -> str:
+    """The grammar in llguidance's notation. Raises ValueError."""
     matcher: Any = llguidance.LLMatcher
     match grammar.form:
         case GrammarForm.JSON_SCHEMA:
             check_keywords(grammar.text)
-            written = matcher.grammar_from_json_schema(grammar.text, defaults=JSON_STYLE)
+            return str(matcher.grammar_from_json_schema(grammar.text, defaults=JSON_STYLE))
         case GrammarForm.REGEX:
-            written = matcher.grammar_from_regex(grammar.text)
+            return str(matcher.grammar_from_regex(grammar.text))
         case GrammarForm.CHOICE:
-            written = _lark("start: " + " | ".join(json.dumps(option) for option in grammar.options))
+            return _lark("start: " + " | ".join(json.dumps(option) for option in grammar.options))
         case GrammarForm.EBNF:
-            written = _lark(_lark_of(grammar.text))
-    return str(written) if forcing else _unforced(str(written))
+            return _lark(_lark_of(grammar.text))
 
 
 def _lark_of(text: str) -> str:
@@ -68,8 +67,8 @@ def _lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
-def _unforced(written: str) -> str:
-    """The same language inside a grammar that says so."""
+def unforced(written: str) -> str:
+    """The same language, whose masks name every way to write a text that it leaves no choice of."""
     (inner,) = json.loads(written)["grammars"]
     outer = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: @inner'}
     return json.dumps({"grammars": [outer, {**inner, "name": "inner"}]})

