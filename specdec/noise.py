@@ -182,7 +182,7 @@ class _Search:
 
     def __init__(self, values: Floats, key: int, ids: Keys | None, scale: np.ufunc | None = None, impossible: float = -math.inf) -> None:
         self.values, self.key, self.scale, self.impossible = values, key, scale, impossible
-        self.ids, self.all_ids = (all_ids(len(values)), True) if ids is None else (ids, False)
+        self.ids = all_ids(len(values)) if ids is None else ids
         self.best, self.chosen = -math.inf, -1
 
     def winner(self) -> int:
@@ -212,7 +212,7 @@ class _Search:
 
     def _look(self, places: Places) -> None:
         """At these places, best bound first, until no bound reaches the best total."""
-        scores, ids = self.values[places], places.view(np.uint64) if self.all_ids else self.ids[places]
+        scores, ids = self.values[places], self.ids[places]
         if self.scale is not None:
             scores = self.scale(scores)
         bounds = _bounds(scores, self.key, ids)

@@ -51,7 +51,7 @@ from specdec import noise
 from specdec.cuts import Walk, kept
 from specdec.errors import InvalidRequest, NonFinite
 from specdec.penalties import Penalties, penalized
-from specdec.ranking import NEAR, Floats, Places, best
+from specdec.ranking import FEW, NEAR, Floats, Places, best
 from specdec.seeds import DRAFT, SHARED
 from specdec.terms import DraftDistribution, DraftMethod, SamplingParams, TokenLogprobs
 
@@ -236,23 +236,24 @@ class Sampler:
 
     def pick(self, scores: Floats, position: int) -> int:
         """Stages 6 to 9 of tempered scores [width]: the coupled choice."""
-        if Walk.pays(self.params):
-            return self._walk(Walk(scores, self.params), position)
-        columns, scores = self.cut(scores)
-        return self._winner(columns, scores, position)[1]
-
-    def _walk(self, walk: Walk, position: int) -> int:
+        few = self._few(scores)
+        ids = self._ids_of(few)
+        scores = scores if few is None else scores[few]
+        walk = Walk(scores, self.params) if Walk.pays(self.params) else None
+        places, scores = self.cut(scores) if walk is None else (None, scores)
         while True:
-            place, token = self._winner(walk.places, walk.scores, position)
-            if walk.ends_at(place):
-                return token
+            left = ids if places is None else ids[places]
+            place = noise.winner(scores, self.seed, SHARED, position, left)
+            if walk is None or walk.ends_at(place):
+                return int(left[place])
+            places, scores = walk.places, walk.scores
 
-    def _winner(self, columns: Columns | None, scores: Floats, position: int) -> tuple[int, int]:
-        """The place and the id of the largest score + noise among some columns [m] (None = all) with their scores [m]."""
-        every = columns is None and self.width == self.vocab_size
-        ids = self._ids_of(columns)
-        place = noise.winner(scores, self.seed, SHARED, position, None if every else ids)
-        return place, int(ids[place])
+    def _few(self, scores: Floats) -> Columns | None:
+        """Columns that may be chosen at all, where bans or a grammar leave few; else None."""
+        if self._legal is None and self.constraint is None:
+            return None
+        possible = scores > -math.inf
+        return np.flatnonzero(possible) if np.count_nonzero(possible) <= FEW else None
 
     def _ids_of(self, columns: Columns | None) -> noise.Keys:
         if columns is None:
