@@ -79,8 +79,24 @@ class Constraint:
         return self._sound(lambda: self._allowed(output))
 
     def forced(self, output: Sequence[int]) -> tuple[int, ...]:
-        """The ids that follow `output` whatever the model thinks, at most MAX_FORCED: each is the whole mask of its row."""
-        return self._sound(lambda: self._forced(output))
+        """The ids that follow `output` whatever the model thinks, at most MAX_FORCED: each is the whole mask of its row. Fewer where the
+        limits are met on the way: these rows may never be asked for.
+
+        The library names several ids, but where they are asked for one by one it may cut the same text otherwise; a row's mask is the
+        first of those named in that very row."""
+        self._sound(lambda: self._move_to(output))
+        found: list[int] = []
+        try:
+            while self._start is not None and len(found) < MAX_FORCED:
+                following = self._call(self._matcher.compute_ff_tokens)
+                if self._words.take_unwritable() or not following:
+                    break
+                self._seen = None
+                self._feed(following[0])
+                found.append(following[0])
+        except _Broken:
+            self._begin()
+        return tuple(found)
 
     def _sound(self, ask: Callable[[], T]) -> T:
         """An answer that does not hang on what was asked before: the limits count all that a matcher has seen, so one that fails is
@@ -104,20 +120,6 @@ class Constraint:
         if self._seen is None:
             self._seen = self._free() if self._start is None else self._bound()
         return self._seen
-
-    def _forced(self, output: Sequence[int]) -> tuple[int, ...]:
-        """The library names several ids, but where they are asked for one by one it may cut the same text otherwise; a row's mask is
-        the first of those named in that very row."""
-        self._move_to(output)
-        found: list[int] = []
-        while self._start is not None and len(found) < MAX_FORCED:
-            following = self._call(self._matcher.compute_ff_tokens)
-            if self._words.take_unwritable() or not following:
-                break
-            self._seen = None
-            self._feed(following[0])
-            found.append(following[0])
-        return tuple(found)
 
     def _move_to(self, output: Sequence[int]) -> None:
         known, wanted = self._tokens, list(output)

@@ -78,6 +78,7 @@ def walk(constraint: Constraint, picks: Sequence[int], output: Sequence[int] = (
     return made
 
 
+PICKS = st.lists(st.integers(0, 10_000), min_size=1, max_size=14)  # ways through a language
 LETTERS = st.sampled_from(["a", "b", "the", " ", '"', "é", "안", "{", "1", "x y", r"\n"])
 CLASSES = st.sampled_from(["[a-c]", "[^a]", "[0-9]", ".", "[^ -~]", "[é-ü ]"])
 REPEATS = st.sampled_from(["*", "+", "?", "{2}", "{0,3}", "{1,}"])
