@@ -12,7 +12,9 @@ import pytest
 
 from specdec.client import Completion
 from specdec.errors import InvalidRequest
+from specdec.grammar import GrammarCompiler
 from specdec.terms import FinishReason, Grammar, GrammarForm, SamplingParams
+from specdec.vocabulary import load_tokenizer
 from tests.e2e.ask import Ask, answers, same
 from tests.e2e.drafts import EveryDraft
 from tests.e2e.stack import Stack
@@ -158,6 +160,8 @@ def test_json_of_the_real_pair(pair: Stack, count: int) -> None:
         assert got.finished.finish_reason is FinishReason.STOP
         check(json.loads(got.text), SCHEMAS[name], SCHEMAS[name])
     assert len({answer.text for answer in on}) > count / 2
+    compiler = GrammarCompiler(load_tokenizer(pair.target_model))
+    assert all(compiler.compile(Grammar(GrammarForm.JSON_SCHEMA, json.dumps(schema))).forced([]) for schema in (PERSON, MIXED))
     stats = [answer.finished.speculative for answer in on]
     assert sum(s.num_accepted_draft_tokens for s in stats) > 0.25 * sum(s.num_draft_tokens for s in stats) > 0
     assert sum(s.num_rounds for s in stats) < 0.7 * sum(len(answer.token_ids) for answer in on)
