@@ -41,10 +41,7 @@ def _may_begin(allowed: Allowed, sampling: SamplingParams, eos_ids: Sequence[int
         return True
     ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)]
     legal = allowed.mask.copy()
-    if allowed.may_end:
-        legal[ends] = True
-    if sampling.min_tokens:
-        legal[ends] = False
+    legal[ends] = allowed.may_end and not sampling.min_tokens
     if sampling.allowed_token_ids:
         wanted = np.zeros_like(legal)
         wanted[list(sampling.allowed_token_ids)] = True
