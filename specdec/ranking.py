@@ -86,7 +86,10 @@ def _best(values: Floats, weights: Floats | None, target: int) -> Places:
     if len(values) <= FEW:
         order = np.argsort(-values, kind="stable")
         return np.sort(order[: target if weights is None else int(np.searchsorted(weights[order].cumsum(), target)) + 1])
-    border = _border(values, weights, target)
+    if weights is None and len(values) <= _MANY:
+        border = float(np.partition(values, len(values) - target)[len(values) - target])
+    else:
+        border = _border(values, weights, target)
     inside = np.flatnonzero(values >= border)
     ties = np.flatnonzero(values[inside] == border)
     each = 1 if weights is None else int(weights[inside[ties[0]]])
