@@ -116,6 +116,12 @@ class Constraint:
         raise told
 
     def _allowed(self, output: Sequence[int]) -> Allowed:
+        """A new matcher takes the last step as one that looked at the row before would: a row looked at alone may be within the limits
+        where the step to it is not, and how often one begins anew hangs on the blocks."""
+        if self._made is None and output:
+            self._move_to(output[:-1])
+            if self._start is not None:
+                self._bound()
         self._move_to(output)
         if self._seen is None:
             self._seen = self._free() if self._start is None else self._bound()

@@ -32,7 +32,8 @@ from specdec.vocabulary import load_tokenizer
 COMPUTING_S = 0.5  # half of what this process may be held up by a compilation
 MEMORY_BYTES = 256 << 20  # beyond what the child has
 STACK_BYTES = 4 << 20  # half of what threads here have
-ANSWER_S = 20.0  # longest wait for an answer, on a busy machine
+START_S = 60.0  # longest wait for a child's first answer, on a busy machine
+ANSWER_S = 20.0  # and for the others
 RETRY_MS = 1000
 
 _VERDICTS = {
@@ -49,7 +50,7 @@ class Trial:
         self._command = command or (sys.executable, "-m", "specdec.runtime.trial", str(tokenizer_dir))
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._closed = False
+        self._answered = self._closed = False  # by the present child; for good
 
     def __call__(self, grammar: Grammar) -> None:
         """Raises InvalidRequest for a grammar that cannot be compiled within the bounds, Overloaded when nobody can tell."""
@@ -78,10 +79,13 @@ class Trial:
                 return None
             if child is None:
                 child = self._child = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                self._answered = False
             assert child.stdin is not None and child.stdout is not None
             child.stdin.write(line)
             child.stdin.flush()
-            if select.select([child.stdout], [], [], ANSWER_S)[0] and (answer := child.stdout.readline()).endswith(b"\n"):
+            wait_s = ANSWER_S if self._answered else START_S
+            if select.select([child.stdout], [], [], wait_s)[0] and (answer := child.stdout.readline()).endswith(b"\n"):
+                self._answered = True
                 return answer
         self._end()
         return None

@@ -148,7 +148,7 @@ def test_the_checker_refuses() -> None:
     assert not _valid({"ok": 1, "at": {"x": 1}}, MIXED, MIXED) and not _valid({"ok": True, "at": {"x": 1}, "why": "rain"}, MIXED, MIXED)
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 def test_json_of_the_real_pair(pair: Stack, count: int) -> None:
     """Every answer ends by itself, parses, is of its schema, and is the one without speculation."""
     named = json_asks(range(100, 100 + -(-count // 6)))[:count]
@@ -206,7 +206,9 @@ def plain(drafts: EveryDraft) -> dict[str, list[Completion]]:
 
 @pytest.mark.parametrize("kind", ["self", "random", "never"])
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_every_form_is_what_it_is_without_speculation(drafts: EveryDraft, plain: dict[str, list[Completion]], name: str, kind: str) -> None:
+def test_f110_every_form_is_what_it_is_without_speculation(
+    drafts: EveryDraft, plain: dict[str, list[Completion]], name: str, kind: str
+) -> None:
     """F110: proposals that are legal and refused at every slot, and (the draft's "never") hardly ever kept."""
     for k in (0, 4) if kind == "self" else (4,):
         for got, want in zip(answers(drafts.endpoint(kind), tiny_asks(name, k)), plain[name], strict=True):

@@ -101,7 +101,7 @@ def test_a_killed_child_is_replaced(trial: Trial) -> None:
 
 @pytest.mark.parametrize("script", ["", "import time; time.sleep(60)", "print('no line', end='')", "raise SystemExit(3)"])
 def test_a_child_that_says_nothing_is_not_waited_for(model: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(module, "START_S", 0.3)
     made = Trial(model, (sys.executable, "-c", script))
     with pytest.raises(Overloaded, match="grammars cannot be checked now"):
         made(regex("a+"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -61,7 +62,7 @@ def same(constraint: Constraint, output: Sequence[int], grammar: Grammar, family
 
 @settings(max_examples=40, deadline=None)
 @given(GRAMMARS, JUMPS, st.sampled_from(["byte_level", "byte_fallback"]))
-def test_a_state_is_a_function_of_the_output(grammar: Grammar, jumps: list[tuple[int, list[int]]], family: str) -> None:
+def test_f110_a_state_is_a_function_of_the_output(grammar: Grammar, jumps: list[tuple[int, list[int]]], family: str) -> None:
     constraint, output = opened(grammar, family), list[int]()
     for cut, picks in jumps:
         output = walk(constraint, picks, output[:cut])
@@ -70,7 +71,7 @@ def test_a_state_is_a_function_of_the_output(grammar: Grammar, jumps: list[tuple
 
 @settings(max_examples=40, deadline=None)
 @given(GRAMMARS, PICKS, st.integers(0, 10_000), st.sampled_from(["byte_level", "byte_fallback"]))
-def test_what_is_masked_cannot_be_fed_and_leaves_no_trace(grammar: Grammar, picks: list[int], pick: int, family: str) -> None:
+def test_f111_what_is_masked_cannot_be_fed_and_leaves_no_trace(grammar: Grammar, picks: list[int], pick: int, family: str) -> None:
     """F110, F111: an illegal id is refused wherever it stands, and the state goes on as if nobody had asked."""
     constraint = opened(grammar, family)
     output = walk(constraint, picks)
@@ -155,7 +156,7 @@ def check(document: Any, value: Any) -> None:
                 check(item, value["properties"][name])
 
 
-def test_ends() -> None:
+def test_f109_nothing_is_fed_behind_the_end() -> None:
     constraint = fresh(regex("a{1,3}"))
     a = next(i for i, word in enumerate(words()) if word == b"a")
     got = [(allowed.may_end, allowed.must_end) for n in range(4) if (allowed := constraint.at([a] * n))]
@@ -247,6 +248,38 @@ def test_limits_met_ahead_are_not_met_yet() -> None:
     for _ in range(20):
         assert constraint.forced([]) == want[:3] and legal(constraint, []) == [want[0]]
     assert legal(constraint, want[:3]) == [want[3]] and constraint.forced(want[:3]) == ()
+
+
+@pytest.mark.parametrize("text", ['root ::= "a" root', 'start: x{10000}\nx: "ab "'])
+def test_a_known_text_beyond_the_limits_is_refused_at_the_door(text: str) -> None:
+    """A state that sees one row alone can bear it; the step to the next row it cannot."""
+    with pytest.raises(InvalidRequest, match="^sampling.grammar.ebnf: too complex"):
+        fresh(ebnf(text), "tiny")
+
+
+def test_where_an_answer_outgrows_the_limits_hangs_on_no_block() -> None:
+    """Token by token, with blocks, and beginning anew at the second token: the same answer, broken off at the same place."""
+
+    def answer(block: int, anew_at: int = -1) -> tuple[list[int], str]:
+        constraint, output = fresh(grammar, "tiny"), list[int]()
+        while len(output) < 40:
+            if len(output) == anew_at:
+                constraint = fresh(grammar, "tiny")
+            try:
+                output.append(legal(constraint, output)[-1])
+                ahead = list(output)
+                with contextlib.suppress(InvalidRequest):
+                    for _ in range(block):
+                        ahead.append(legal(constraint, ahead)[-1])
+                constraint.forced(output)
+            except InvalidRequest as error:
+                return output, str(error)
+        return output, ""
+
+    grammar = ebnf('root ::= [a-z]{5} tail\ntail ::= "a" tail')
+    output, told = want = answer(0)
+    assert 0 < len(output) < 10 and "too complex" in told
+    assert [answer(1), answer(4), answer(16), answer(0, anew_at=2), answer(4, anew_at=2)] == [want] * 5
 
 
 def test_states_of_several_threads() -> None:

@@ -212,6 +212,7 @@ def test_grammars(text: str, good: str, bad: str) -> None:
         ("root ::= " + "(" * 20000 + '"a"' + ")" * 20000, "nested too deeply"),
         ("start: " + "(" * 20000 + '"a"' + ")" * 20000, "too deeply nested"),
         ("start: start", "no id continues the text after 0 tokens"),
+        ('start: x "b"\nx[lazy]: /.*/', "the compiler gave up on it"),
         ("start: <|nobody|>", 'unknown special token: "<|nobody|>"'),
         ("start: <[99999]>", "Token range end too large"),
         ("start: <[385]>", "no id continues"),  # the library's own end

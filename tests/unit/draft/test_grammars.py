@@ -122,7 +122,7 @@ def test_probabilities_of_a_masked_row_are_of_legal_ids() -> None:
         assert q is not None and mask is not None and mask[list(q.ids)].all() and told.tokens[i] in q.ids
 
 
-def test_nothing_is_drafted_behind_a_whole_sentence() -> None:
+def test_f109_nothing_is_drafted_behind_a_whole_sentence() -> None:
     """Neither a row nor a log line for it, until a commit changes the tokens."""
     rig = GrammarRig(SHORT)
     rig.open()
@@ -160,7 +160,7 @@ def test_a_sentence_shorter_than_the_block_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 8])
-def test_illegal_blocks_from_elsewhere(rounds: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_f111_illegal_blocks_from_elsewhere(rounds: int, caplog: pytest.LogCaptureFixture) -> None:
     """F111: a lookup proposes what the grammar forbids, again and again; the draft waits for the commit and goes on."""
     rig = GrammarRig(REGEX)
     rig.open()
@@ -176,7 +176,7 @@ def test_illegal_blocks_from_elsewhere(rounds: int, caplog: pytest.LogCaptureFix
     assert rig.drafter.tally.broken == 0 and rig.drafter.num_sessions == 1 and caplog.records == []
 
 
-def test_a_block_that_is_illegal_only_at_its_end() -> None:
+def test_f110_a_block_that_is_illegal_only_at_its_end() -> None:
     """F110: what was kept of it moves the state, what was refused leaves no trace."""
     rig = GrammarRig(SCHEMA)
     rig.open()
