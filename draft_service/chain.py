@@ -4,7 +4,8 @@ engine, clock or session. The place where a tree of continuations would grow.
 Rules
 1. tokens = committed tokens, then undecided ones (drafted here, or a block from elsewhere that is in flight).
 2. `kv` counts the leading tokens whose keys and values the engine holds for exactly these tokens. It never exceeds the tokens, and a
-   token that changes takes everything from its place on out of `kv`. The engine may hold more; the next step truncates it to `kv`.
+   token that changes takes everything from its place on out of `kv`, and the newest token is never counted: it is what the next step
+   feeds. The engine may hold more; the next step truncates it to `kv`.
 3. `pushed` counts the leading tokens the orchestrator knows; committed <= pushed <= len(tokens).
 4. Results of a step are compared with the tokens as they are now, not as they were planned: what still agrees is used.
 """
@@ -129,14 +130,12 @@ class Chain:
             if self.kv == len(self.tokens) or self.tokens[self.kv] != token:
                 break
             self.kv += 1
+        self.kv = min(self.kv, len(self.tokens) - 1)  # the newest is fed again when a token is wanted behind it
         return joined
 
-    def rest(self, start: int, seen: Sequence[int]) -> bool:
-        """After `absorb` of a step that drew nothing behind `seen`, from index `start` on: whether these are still the last tokens. The
-        newest is to be fed again when a token is wanted behind it after all."""
-        intact = self.kv >= start and self.tokens[start:] == list(seen)
-        self.kv = min(self.kv, start + len(seen) - 1)
-        return intact
+    def ends_with(self, start: int, seen: Sequence[int]) -> bool:
+        """After `absorb`: whether what a step saw from index `start` on is still there, and still the end."""
+        return self.kv >= start and self.tokens[start:] == list(seen)
 
     def _join(self, place: int, drafts: Sequence[Draft]) -> int:
         """Appends drafts that continue tokens[:place], as far as they agree with what is there by now."""

@@ -254,7 +254,7 @@ class Drafter:
         self._state.touched[session.handle] = session
         if outcome.silence is not Silence.BROKEN:
             if outcome.silence is Silence.OVER:
-                session.over = session.chain.rest(row.start, [*row.tokens, *(d.token for d in drafts)])
+                session.over = session.chain.ends_with(row.start, [*row.tokens, *(d.token for d in drafts)])
             session.broken = 0 if drafts else session.broken
             return []
         session.chain.kv = min(session.chain.kv, row.start)

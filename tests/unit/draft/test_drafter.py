@@ -337,3 +337,19 @@ def test_tokens_of_a_step_that_was_running_at_a_fitting_commit_are_told_with_it(
     assert list(told.tokens) == rig.naive(rig.committed["s"], 1)
     (rest,) = proposals(rig.settle(interrupted=True))  # from here on whole blocks again
     assert list(rest.tokens) == rig.naive([*rig.committed["s"], *told.tokens], 2)
+
+
+def test_tokens_that_left_and_came_back_during_a_step() -> None:
+    """The running step has fed all there is; the next one must have something to feed."""
+    rig = Rig()
+    rig.open(k=3)
+    a, b, c = (other(token) for token in rig.naive([1, 2, 3], 3))
+    rig.sent(3, block=[a, b, c])
+    plan = rig.drafter.plan()
+    assert plan is not None and plan.rows[0].tokens == (1, 2, 3, a, b, c)
+    outcome = rig.run(plan)
+    rig.sent(2, block=[a, other(b)])
+    rig.commit([a, b])
+    rig.finish(plan, outcome)
+    rig.settle()
+    assert rig.drafter.num_sessions == 1 and rig.undecided() == rig.naive(rig.committed["s"], 3)
