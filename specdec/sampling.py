@@ -193,7 +193,8 @@ class Sampler:
     def _require_possible(self, row: Floats, output: Sequence[int]) -> Floats:
         """An adjusted row that leaves something to choose. Only a grammar can leave nothing: everything else was checked before."""
         if self.constraint is not None and row.max() == -math.inf:
-            raise InvalidRequest("sampling.grammar", f"nothing may follow {len(output)} tokens: other fields ban what it needs")
+            others = "allowed_token_ids, banned_token_ids, min_tokens and ids that end the answer"
+            raise InvalidRequest("sampling.grammar", f"nothing may follow {len(output)} tokens: {others} rule out all that it allows")
         return row
 
     def temper(self, row: Floats, out: Floats | None = None) -> Floats:

@@ -33,7 +33,7 @@ def check_keywords(text: str) -> None:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"must be JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise ValueError("must be a JSON object")
+        raise ValueError("must be a JSON object; {} allows every document")
     waiting: list[Any] = [schema]
     while waiting:
         part = waiting.pop()

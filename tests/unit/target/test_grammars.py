@@ -224,6 +224,7 @@ def test_a_dead_end_fails_its_session_alone(at: int) -> None:
     bad = Caller(bench, stream, PROMPT, session="bad", sampling=params, want=100)
     run_all(bench, [bad, *others])
     assert bad.failure is not None and bad.failure.code == 3 and bad.failure.message.startswith("sampling.grammar")
+    assert "banned_token_ids" in bad.failure.message
     assert bad.output == text[: len(bad.output)]
     assert [c.output for c in others] == [alone(under(SCHEMA), seed=i)[0] for i in range(3)]
 
