@@ -30,6 +30,7 @@ test-all: setup ## every test
 
 gpu-check: env ## the engine on this machine's GPU: is it right, and how far from the memory's speed
 	@$(BIN)/python -m specdec.bench.gpu_check
+	@$(BIN)/python -m tests.gpu_service
 
 check: env ## all gates: format, lint, types, walls, protos
 	$(BIN)/ruff format --check .

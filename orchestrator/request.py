@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from orchestrator.events import Admitted
 from specdec.errors import InvalidRequest, NotFound
 from specdec.seeds import answer_seed
-from specdec.terms import DraftMethod, ModelInfo, RejectionMethod, SamplingParams
-
-MAX_PROMPT_LOGPROBS = 200_000  # log-probabilities of prompt tokens in one answer: tokens * (1 + alternatives)
+from specdec.terms import MAX_PROMPT_LOGPROBS, DraftMethod, ModelInfo, RejectionMethod, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

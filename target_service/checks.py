@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specdec.errors import InvalidRequest, Unsupported
-from specdec.terms import LEGAL_METHODS, Begin, RejectionMethod, Step
+from specdec.terms import LEGAL_METHODS, MAX_PROMPT_LOGPROBS, Begin, RejectionMethod, Step
 
 MAX_TRACEPARENT_CHARS = 128
-MAX_PROMPT_LOGPROBS = 200_000  # of one session, alternatives included: 2 MB of a message
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Options(TypedDict, total=False):
     use_heterogeneous_vocab: bool | None
     template_args: Mapping[str, Any] | None
     add_generation_prompt: bool | None
-    json_schema: Mapping[str, Any] | bool | str | None
+    json_schema: Mapping[str, Any] | str | None
     regex: str | None
     choice: Sequence[str] | None
     ebnf: str | None
@@ -202,6 +202,8 @@ def _grammar(options: Options) -> Grammar | None:
             raise InvalidRequest("sampling.grammar.choice", "must be a list of strings")
         return Grammar(form, options=tuple(value), start_after=start_after)
     if form is GrammarForm.JSON_SCHEMA and not isinstance(value, str):
+        if not isinstance(value, Mapping):  # true and false are schemas too, that allow everything and nothing
+            raise InvalidRequest("sampling.grammar.json_schema", "must be a JSON schema: an object, or its text")
         try:
             value = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:

@@ -16,6 +16,7 @@ MAX_SEED = (1 << 64) - 1
 MAX_GRAMMAR_BYTES = 1 << 16  # of a grammar's text, or of all its options
 MAX_CHOICES = 1024
 MAX_START_BYTES = 256  # of the text a grammar begins after
+MAX_PROMPT_LOGPROBS = 200_000  # of one session: tokens of the prompt times (1 + alternatives); 2 MB of a message
 
 
 class RejectionMethod(enum.Enum):

@@ -124,7 +124,8 @@ def test_what_is_left_open_stays_unset() -> None:
 def test_what_is_easily_meant() -> None:
     assert list(made(stop="END").stop) == ["END"], "one string is not its letters"
     assert made(json_schema='{"b": 1, "a": 2}').sampling.grammar.json_schema == '{"b": 1, "a": 2}', "a text is sent as it is"
-    assert made(json_schema=True).sampling.grammar.json_schema == "true"
+    with pytest.raises(InvalidRequest, match="json_schema: must be a JSON schema: an object, or its text"):
+        made(json_schema=True)
     assert list(made([]).token_ids.ids) == []
 
 
