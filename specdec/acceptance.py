@@ -30,7 +30,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from specdec import noise
-from specdec.errors import InvalidRequest
+from specdec.errors import InvalidRequest, NonFinite
 from specdec.ranking import Floats
 from specdec.sampling import Columns, Row, Sampler
 from specdec.seeds import ACCEPTANCE, RESIDUAL
@@ -72,13 +72,14 @@ def verify(
 ) -> Verdict:
     """Decides a block of n proposals by its n + 1 rows [n + 1, head rows]. Inputs are not modified.
 
-    A grammar that lets nothing follow ends the round, and the generation, with `stop` and no stop token. Where other fields ban all that it
-    lets follow, the round ends in front of that row and the next one fails there: what is decided until then does not depend on the block.
+    A grammar that lets nothing follow ends the round, and the generation, with `stop` and no stop token. In front of a row that cannot be
+    decided (it is not finite, or other fields ban all that a grammar lets follow) the round ends and the next one fails there: what is
+    decided until then does not depend on the block.
 
     `output` = decided tokens before the block. `distributions`, standard only: one per proposal, None = one-hot, or
     empty for all one-hot. `max_room` = tokens the window still takes. Rows behind the first refusal are not looked at.
-    Raises NonFinite for a row that is used, InvalidRequest for distributions that do not fit the block and for a first row of which nothing
-    may be chosen.
+    Raises InvalidRequest for distributions that do not fit the block; for the first row NonFinite when it or a log-probability is not
+    finite, and InvalidRequest when nothing may be chosen of it.
     """
     if len(logits) != len(block) + 1:
         raise ValueError(f"{len(block)} proposals need {len(block) + 1} rows, got {len(logits)}")
@@ -94,18 +95,20 @@ def verify(
             break
         proposal = block[slot] if slot < len(block) else None
         q = distributions[slot] if distributions and proposal is not None else None
-        raw = sampler.raw(row)
         try:
+            raw = sampler.raw(row)
             token, stands = decide(raw, proposal, q, sampler, history, method)
-            ended = token not in sampler.stop_ids and sampler.must_end([*history, token])
-        except InvalidRequest:
+            stops = token in sampler.stop_ids
+            entry = None if stops else sampler.logprobs(raw, token)
+            ended = not stops and sampler.must_end([*history, token])
+        except (InvalidRequest, NonFinite):
             if slot == 0:
                 raise
             break
-        if token in sampler.stop_ids:
+        if stops:
             stop_token_id = token
             break
-        logprobs.append(sampler.logprobs(raw, token))
+        logprobs.append(entry)
         history.append(token)
         accepted += int(stands)
         if not stands:

@@ -275,8 +275,8 @@ class Sampler:
         return int(ids[noise.drawn(weights, self.seed, tag, position, ids.view(np.uint64))])
 
     def logprobs(self, logits: Row, token: int) -> TokenLogprobs | None:
-        """Log-probabilities under the raw logits; None unless asked for."""
-        return None if self.params.logprobs is None else token_logprobs(self.raw(logits), token, self.params.logprobs)
+        """Log-probabilities under the raw logits; None unless asked for. Raises NonFinite."""
+        return None if self.params.logprobs is None else finite(token_logprobs(self.raw(logits), token, self.params.logprobs))
 
     def check_position(self, position: int, output: Sequence[int]) -> None:
         if position != self.prompt_length + len(output):
@@ -324,6 +324,13 @@ def token_logprobs(row: Floats, token: int, count: int) -> TokenLogprobs:
     top = top[np.argsort(-row[top], kind="stable")]
     values = (row[[token, *top]].astype(np.float64) - total).astype(np.float32).tolist()
     return TokenLogprobs(values[0], tuple(top.tolist()), tuple(values[1:]))
+
+
+def finite(entry: TokenLogprobs) -> TokenLogprobs:
+    """The entry, all of it numbers; finite logits may lie so far apart that a log-probability is none. Raises NonFinite."""
+    if not all(math.isfinite(x) for x in (entry.logprob, *entry.top_logprobs)):
+        raise NonFinite("a log-probability is not finite")
+    return entry
 
 
 @dataclass(frozen=True, slots=True)

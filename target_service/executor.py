@@ -4,9 +4,8 @@ itself leaves `execute` and ends the process, since nobody knows any more what t
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from specdec.acceptance import verify
 from specdec.engine import Segment
 from specdec.errors import EngineFault, InvalidRequest, NonFinite
-from specdec.sampling import Sampler, token_logprobs
+from specdec.sampling import Sampler, finite, token_logprobs
 from specdec.terms import SamplingParams, TokenLogprobs
 from target_service.plan import (
     Decided,
@@ -112,7 +111,7 @@ class Executor:
         """logits [rows scored, head rows]. Made as those of the output are. Raises NonFinite."""
         first = prompt.first - row.start - row.logits_from
         scored = zip(logits[first : first + len(prompt.tokens)], prompt.tokens, strict=True)
-        return _finite(token_logprobs(self._plain.raw(line), token, prompt.count) for line, token in scored)
+        return tuple(finite(token_logprobs(self._plain.raw(line), token, prompt.count)) for line, token in scored)
 
     def _decide(self, row: Row, score: Score, logits: torch.Tensor, prompt_logprobs: tuple[TokenLogprobs, ...]) -> Decided:
         begin = score.begin
@@ -131,7 +130,7 @@ class Executor:
             verdict.num_verified,
             verdict.num_accepted,
             kv_length,
-            _finite(verdict.logprobs),
+            verdict.logprobs,
             verdict.finish,
             verdict.stop_token_id,
             forced,
@@ -145,11 +144,3 @@ def _forced(sampler: Sampler, output: Sequence[int]) -> tuple[int, ...]:
         return sampler.forced(output)
     except InvalidRequest:
         return ()
-
-
-def _finite(entries: Iterable[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    """The entries, all of them numbers; finite logits may lie so far apart that a log-probability is none. Raises NonFinite."""
-    checked = tuple(entries)
-    if not all(math.isfinite(x) for entry in checked for x in (entry.logprob, *entry.top_logprobs)):
-        raise NonFinite("a log-probability is not finite")
-    return checked

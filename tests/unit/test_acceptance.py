@@ -225,14 +225,18 @@ def test_f48_draft_head_larger_than_the_targets():
 @pytest.mark.parametrize("method", [COUPLED, STANDARD])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("slot", [0, 2, 4])
-def test_f92_a_used_row_that_is_not_finite_fails(slot, bad, method):
+def test_f92_a_used_row_that_is_not_finite_fails_when_it_is_the_first(slot, bad, method):
+    """Inside a block the round ends in front of it, as it does without a block."""
     model, s = Model(), sampler(temperature=0.0)
     block = self_draft(model, s, [], 4)
     for whole in (False, True):
         rows = model.rows([], block)
         rows[slot, slice(None) if whole else 60] = bad
+        if slot:
+            verdict = verify(rows, block, (), s, [], method)
+            assert (verdict.tokens, verdict.num_accepted, verdict.finish) == (tuple(block[:slot]), slot, None)
         with pytest.raises(NonFinite):
-            verify(rows, block, (), s, [], method)
+            verify(rows[slot:], block[slot:], (), s, block[:slot], method)
 
 
 def test_f92_rows_behind_a_refusal_are_not_used():

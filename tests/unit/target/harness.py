@@ -16,10 +16,12 @@ from specdec.terms import (
     Answer,
     Begin,
     Close,
+    DraftMethod,
     Failed,
     Grammar,
     NoRoom,
     PrefixNeeded,
+    RejectionMethod,
     Result,
     SamplingParams,
     StaleEpoch,
@@ -227,6 +229,7 @@ class Caller:
     draft: Drafter = lambda committed: ()
     want: int = 20
     fork: str = ""
+    method: RejectionMethod = RejectionMethod.COUPLED
     committed: list[int] = field(default_factory=list)
     epoch: int = 0
     round: int = 0
@@ -256,7 +259,11 @@ class Caller:
 
     def build(self, block: Sequence[int] | None = None) -> Step:
         block = tuple(self.draft(self.committed)) if block is None else tuple(block)
-        begin = None if self.begun else Begin(len(self.prompt), self.sampling, self.seed, fork_session_id=self.fork)
+        begin = (
+            None
+            if self.begun
+            else Begin(len(self.prompt), self.sampling, self.seed, self.method, DraftMethod.GREEDY, fork_session_id=self.fork)
+        )
         tokens = (*self.committed[self.kv :], *block)
         return Step(
             self.session, self.epoch, self.round, self.kv, prefix_hash(self.committed[: self.kv]), tokens, len(block), 60_000, begin=begin

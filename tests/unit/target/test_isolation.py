@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from specdec.errors import EngineFault
-from specdec.terms import Close, Failed, Result
+from specdec.terms import Close, Failed, RejectionMethod, Result
 from tests.fakes import hashed_script, table_script
-from tests.unit.target.harness import GREEDY, SAMPLED, VOCAB, Bench, Caller, first_step, only, oracle, reference, run_all
+from tests.unit.target.harness import GREEDY, SAMPLED, VOCAB, Bench, Caller, first_step, next_step, only, oracle, reference, run_all
 
 SCRIPT = hashed_script(VOCAB)
 NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
@@ -20,7 +20,7 @@ NOT_FINITE = [float("nan"), float("inf"), float("-inf")]
 @pytest.mark.parametrize("value", NOT_FINITE)
 @pytest.mark.parametrize("slot", [0, 2, 4])
 def test_a_row_that_is_not_finite_fails_its_session_alone(slot: int, value: float) -> None:
-    """F91, F92: at the first slot, inside the block, at the bonus slot."""
+    """F91, F92: at the first slot, inside the block, at the bonus slot. What was decided in front of it is told first."""
     bench = Bench()
     stream = bench.hello()
     prompts = [[i, 1, 2] for i in range(4)]
@@ -31,6 +31,11 @@ def test_a_row_that_is_not_finite_fails_its_session_alone(slot: int, value: floa
         bench.send(stream, first_step(p, expected[i][:4], session=f"s{i}"))
     answers = {a.session_id: a.outcome for _, a in bench.turn()}
     failed = answers.pop("s2")
+    if slot:
+        assert isinstance(failed, Result) and failed.kv_length_after == len(poisoned) - 1, "the row that is not finite is not kept"
+        assert (failed.tokens, failed.num_accepted, failed.finish) == (tuple(expected[2][:slot]), slot, None)
+        bench.send(stream, next_step(poisoned, expected[2][slot:], round_=2, session="s2"))
+        failed = only(bench.turn())
     assert isinstance(failed, Failed) and failed.code == 13 and failed.drop
     assert [answers[f"s{i}"].tokens for i in (0, 1, 3)] == [tuple(expected[i]) for i in (0, 1, 3)]
     bench.settle()
@@ -38,6 +43,27 @@ def test_a_row_that_is_not_finite_fails_its_session_alone(slot: int, value: floa
     bench.engine.nan_when = None
     bench.send(stream, first_step(prompts[2], session="s2", epoch=2))
     assert only(bench.turn()).tokens == (expected[2][0],), "nothing of the poisoned KV is used again"
+
+
+@pytest.mark.parametrize("method", RejectionMethod)
+@pytest.mark.parametrize("place", [1, 4, 5, 9])
+def test_where_an_answer_breaks_off_hangs_on_no_block(place: int, method: RejectionMethod) -> None:
+    """F92: the same tokens with the same log-probabilities, then the same error, without a block and with blocks right and wrong."""
+    params = replace(GREEDY, logprobs=2, prompt_logprobs=1)
+
+    def answer(k: int, wrong_at: int) -> tuple[object, ...]:
+        bench = Bench()
+        bench.engine.nan_when = lambda prefix: len(prefix) == 3 + place
+        draft = oracle(SCRIPT, 3, k, lambda n: wrong_at)
+        caller = Caller(bench, bench.hello(), [1, 2, 3], sampling=params, draft=draft, method=method)
+        run_all(bench, [caller])
+        told = [entry for result in caller.results for entry in result.logprobs]
+        assert bench.verifier.num_sessions == 0 and caller.round == len(caller.results) + 1
+        return caller.output, told, [e for result in caller.results for e in result.prompt_logprobs], caller.failure
+
+    plain = answer(0, -1)
+    assert len(plain[0]) == place and isinstance(plain[-1], Failed)  # type: ignore[arg-type]
+    assert [answer(k, wrong_at) for k, wrong_at in ((4, -1), (4, 2), (8, -1))] == [plain] * 3
 
 
 def test_a_row_behind_the_first_refusal_may_be_anything() -> None:
