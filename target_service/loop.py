@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from specdec.errors import EngineFault, InvalidRequest, SpecdecError, Unsupported
 from specdec.sampling import Constraint
-from specdec.terms import Answer, Close, Failed, Grammar, Result, Step, TargetBeat
+from specdec.terms import Answer, Failed, Grammar, Result, TargetBeat, VerifyItem
 from target_service.outlet import Batch, Outlet, packed
 from target_service.plan import Compile, StepOutcome, StepPlan
 from target_service.verifier import Verifier
@@ -83,7 +83,7 @@ class EngineLoop:
         self._outlets.pop(stream, None)
         self.silence(stream)
 
-    def submit(self, stream: int, items: Sequence[Step | Close], answers: Sequence[Answer] = ()) -> None:
+    def submit(self, stream: int, items: Sequence[VerifyItem], answers: Sequence[Answer] = ()) -> None:
         """`answers`: to items that could not even be read."""
         now_ms = self._now_ms()
         if answers:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from specdec.errors import InvalidRequest, ProtocolFault, Unsupported
 from specdec.sampling import Constraint
 from specdec.terms import (
+    Ahead,
     Answer,
     Begin,
     Close,
@@ -38,6 +39,7 @@ from specdec.terms import (
     StaleRound,
     Step,
     UnknownSession,
+    VerifyItem,
 )
 from target_service.batching import StepCost, Wave, choose_rows
 from target_service.checks import Limits, check_begin, check_distributions, check_step
@@ -118,10 +120,13 @@ class Verifier:
 
     # ------------------------------------------------------------ items
 
-    def submit(self, stream: int, item: Step | Close, now_ms: float) -> None:
+    def submit(self, stream: int, item: VerifyItem, now_ms: float) -> None:
         key = (self._streams[stream], item.session_id)
         if isinstance(item, Close):
             return self._close(stream, key, item)
+        if isinstance(item, Ahead):
+            unserved = Failed(UNIMPLEMENTED, str(Unsupported("ahead")), drop=False)
+            return self._answers.append((stream, Answer(item.session_id, item.epoch, 0, unserved)))
         self.wave.returned(key, now_ms)
         try:
             self._step(stream, key, item, now_ms)

@@ -40,6 +40,9 @@ from specdec.terms.request import (
     SamplingParams,
 )
 from specdec.terms.verifying import (
+    MAX_AHEAD_TOKENS,
+    MAX_AHEADS,
+    Ahead,
     Answer,
     Begin,
     Close,
@@ -55,9 +58,11 @@ from specdec.terms.verifying import (
     Step,
     TargetBeat,
     UnknownSession,
+    VerifyItem,
 )
 
 __all__ = [
+    "Ahead",
     "Answer",
     "Begin",
     "Close",
@@ -76,6 +81,8 @@ __all__ = [
     "Grammar",
     "GrammarForm",
     "LEGAL_METHODS",
+    "MAX_AHEADS",
+    "MAX_AHEAD_TOKENS",
     "MAX_CHOICES",
     "MAX_GRAMMAR_BYTES",
     "MAX_ID_BYTES",
@@ -104,4 +111,5 @@ __all__ = [
     "TargetBeat",
     "TokenLogprobs",
     "UnknownSession",
+    "VerifyItem",
 ]

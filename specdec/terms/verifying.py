@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from specdec.terms.decided import DraftDistribution, FinishReason, TokenLogprobs
 from specdec.terms.request import DraftMethod, RejectionMethod, SamplingParams
 
+MAX_AHEAD_TOKENS = 256  # in one Ahead
+MAX_AHEADS = 8  # of one session that wait at a target; the oldest makes way
+
 
 @dataclass(frozen=True, slots=True)
 class Begin:
@@ -44,6 +47,20 @@ class Step:
 class Close:
     session_id: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A continuation that may wait at the target. `prefix_*` name everything before `tokens`, undecided tokens included."""
+
+    session_id: str
+    epoch: int
+    prefix_length: int
+    prefix_hash: int
+    tokens: tuple[int, ...]
+
+
+VerifyItem = Step | Close | Ahead
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 Reading checks *structure*: a missing oneof, an unknown enum value, lists that do not fit each other, too many items.
 Ranges of sampling values and of ids need the vocabulary; `SamplingParams.check` and the servicers check them. Broken
-requests raise InvalidRequest with the field's path; a legal field that nobody serves raises Unsupported; broken
-answers of a peer raise ProtocolFault.
+requests raise InvalidRequest with the field's path; broken answers of a peer raise ProtocolFault.
 
 Presence: a field of SamplingParams that is not set takes the default in `terms.SamplingParams`; an explicit zero
 stays zero. Writing sets every field, so that the next hop fills in nothing.
@@ -51,6 +50,8 @@ from specdec.wire.shared import (
 from specdec.wire.target import (
     VerifyRequest,
     VerifyResponse,
+    ahead_from_wire,
+    ahead_to_wire,
     answer_from_wire,
     answer_to_wire,
     beat_from_wire,
@@ -79,6 +80,8 @@ __all__ = [
     "MAX_TOKENS",
     "VerifyRequest",
     "VerifyResponse",
+    "ahead_from_wire",
+    "ahead_to_wire",
     "answer_from_wire",
     "answer_to_wire",
     "beat_from_wire",

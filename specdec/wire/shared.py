@@ -20,7 +20,7 @@ MAX_DISTRIBUTIONS = 256  # distributions in one Step or Proposal
 MAX_MESSAGE_CHARS = 1000  # text for humans inside an answer
 
 _E = TypeVar("_E")
-INVALID_ARGUMENT, UNIMPLEMENTED = 3, 12  # gRPC status code numbers, as Failed carries them
+INVALID_ARGUMENT = 3  # gRPC status code number, as Failed carries it
 
 # ---------------------------------------------------------------- enums
 

@@ -1,4 +1,4 @@
-"""TargetService.Verify: steps and closes one way, answers and beats the other."""
+"""TargetService.Verify: steps, closes and continuations one way, answers and beats the other."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec import terms
-from specdec.errors import InvalidRequest, ProtocolFault, Unsupported
+from specdec.errors import InvalidRequest, ProtocolFault
 from specdec.v1 import target_pb2
 from specdec.wire.shared import (
     INVALID_ARGUMENT,
     MAX_ITEMS,
     MAX_MESSAGE_CHARS,
-    UNIMPLEMENTED,
     bounded,
     counted,
     distribution_to_wire,
@@ -108,20 +107,45 @@ def close_from_wire(message: target_pb2.Close) -> terms.Close:
     return terms.Close(name_from_wire(message.session_id, "close.session_id"), counted(message.epoch, "close.epoch"))
 
 
-def verify_item_to_wire(item: terms.Step | terms.Close) -> target_pb2.VerifyItem:
+def ahead_to_wire(ahead: terms.Ahead) -> target_pb2.Ahead:
+    return target_pb2.Ahead(
+        session_id=ahead.session_id,
+        epoch=ahead.epoch,
+        prefix_length=ahead.prefix_length,
+        prefix_hash=ahead.prefix_hash,
+        tokens=ahead.tokens,
+    )
+
+
+def ahead_from_wire(message: target_pb2.Ahead) -> terms.Ahead:
+    bounded(message.tokens, terms.MAX_AHEAD_TOKENS, "ahead.tokens", "MAX_AHEAD_TOKENS")
+    if not message.tokens:
+        raise InvalidRequest("ahead.tokens", "must hold at least one proposal")
+    return terms.Ahead(
+        session_id=name_from_wire(message.session_id, "ahead.session_id"),
+        epoch=counted(message.epoch, "ahead.epoch"),
+        prefix_length=counted(message.prefix_length, "ahead.prefix_length"),
+        prefix_hash=message.prefix_hash,
+        tokens=ids(message.tokens, "ahead.tokens"),
+    )
+
+
+def verify_item_to_wire(item: terms.VerifyItem) -> target_pb2.VerifyItem:
     if isinstance(item, terms.Step):
         return target_pb2.VerifyItem(step=step_to_wire(item))
+    if isinstance(item, terms.Ahead):
+        return target_pb2.VerifyItem(ahead=ahead_to_wire(item))
     return target_pb2.VerifyItem(close=close_to_wire(item))
 
 
-def verify_item_from_wire(message: target_pb2.VerifyItem) -> terms.Step | terms.Close:
+def verify_item_from_wire(message: target_pb2.VerifyItem) -> terms.VerifyItem:
     kind = message.WhichOneof("item")
     if kind == "step":
         return step_from_wire(message.step)
     if kind == "close":
         return close_from_wire(message.close)
     if kind == "ahead":
-        raise Unsupported("ahead")
+        return ahead_from_wire(message.ahead)
     raise InvalidRequest("items", "an item must hold exactly one of: step, close, ahead")
 
 
@@ -130,11 +154,11 @@ class VerifyRequest:
     """`rejected`: items that carry a readable address but cannot be served, with their answers ready to be sent back."""
 
     orchestrator_id: str | None
-    items: tuple[terms.Step | terms.Close, ...] = ()
+    items: tuple[terms.VerifyItem, ...] = ()
     rejected: tuple[terms.Answer, ...] = ()
 
 
-def verify_request_to_wire(items: Iterable[terms.Step | terms.Close], orchestrator_id: str | None = None) -> target_pb2.VerifyRequest:
+def verify_request_to_wire(items: Iterable[terms.VerifyItem], orchestrator_id: str | None = None) -> target_pb2.VerifyRequest:
     hello = None if orchestrator_id is None else target_pb2.Hello(orchestrator_id=orchestrator_id)
     return target_pb2.VerifyRequest(hello=hello, items=[verify_item_to_wire(item) for item in items])
 
@@ -144,18 +168,17 @@ def verify_request_from_wire(message: target_pb2.VerifyRequest) -> VerifyRequest
     is broken or an item names no session."""
     bounded(message.items, MAX_ITEMS, "items", "MAX_ITEMS")
     hello = name_from_wire(message.hello.orchestrator_id, "hello.orchestrator_id") if message.HasField("hello") else None
-    items: list[terms.Step | terms.Close] = []
+    items: list[terms.VerifyItem] = []
     rejected: list[terms.Answer] = []
     for item in message.items:
         try:
             items.append(verify_item_from_wire(item))
-        except (InvalidRequest, Unsupported) as error:
+        except InvalidRequest as error:
             kind = item.WhichOneof("item")
             inner = getattr(item, kind) if kind else None
             if inner is None or not inner.session_id or len(inner.session_id.encode()) > terms.MAX_ID_BYTES:
                 raise
-            code = UNIMPLEMENTED if isinstance(error, Unsupported) else INVALID_ARGUMENT
-            failed = terms.Failed(code, str(error)[:MAX_MESSAGE_CHARS], drop=False)
+            failed = terms.Failed(INVALID_ARGUMENT, str(error)[:MAX_MESSAGE_CHARS], drop=False)
             rejected.append(terms.Answer(inner.session_id, inner.epoch, getattr(inner, "round", 0), failed))
     return VerifyRequest(hello, tuple(items), tuple(rejected))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import terms, wire
-from specdec.errors import InvalidRequest, ProtocolFault, Unsupported
+from specdec.errors import InvalidRequest, ProtocolFault
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 
 pytestmark = pytest.mark.unit
@@ -154,7 +154,7 @@ COMMANDS = st.one_of(
     st.builds(terms.CloseDraft, NAME),
 )
 EVENTS = st.one_of(proposals(), st.builds(terms.Resync, NAME, U32, U32), st.builds(terms.Refused, NAME, U32, NAME, U32))
-ITEMS = st.one_of(steps(), st.builds(terms.Close, NAME, COUNT))
+ITEMS = st.one_of(steps(), st.builds(terms.Close, NAME, COUNT), st.builds(terms.Ahead, NAME, COUNT, COUNT, U64, SOME_IDS))
 INFOS = st.builds(terms.ModelInfo, NAME, U32, st.binary(max_size=9), IDS, U32, NAME, NAME, st.booleans(), NAME, U64, U32, U32)
 PAIRS = {
     "sampling": (SAMPLING, wire.sampling_to_wire, wire.sampling_from_wire),
@@ -302,9 +302,27 @@ def test_long_session_id_is_refused() -> None:
         wire.step_from_wire(target_pb2.Step(**{**STEP, "session_id": "é" * 65}))
 
 
-def test_what_nobody_serves_is_unsupported_by_name() -> None:
-    with pytest.raises(Unsupported, match="ahead"):
-        wire.verify_item_from_wire(target_pb2.VerifyItem(ahead=target_pb2.Ahead(session_id="s")))
+AHEAD: dict[str, Any] = {"session_id": "s", "epoch": 1, "prefix_length": 1, "tokens": [3]}
+BAD_AHEADS: dict[str, dict[str, Any]] = {
+    "ahead.session_id": {"session_id": ""},
+    "ahead.epoch": {"epoch": 0},
+    "ahead.prefix_length": {"prefix_length": 0},
+    "ahead.tokens": {"tokens": []},
+}
+
+
+@pytest.mark.parametrize("field", BAD_AHEADS)
+def test_bad_ahead_names_the_field(field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        wire.ahead_from_wire(target_pb2.Ahead(**{**AHEAD, **BAD_AHEADS[field]}))
+    assert caught.value.field == field
+
+
+def test_a_long_ahead_names_its_limit() -> None:
+    most = terms.MAX_AHEAD_TOKENS
+    assert len(wire.ahead_from_wire(target_pb2.Ahead(**{**AHEAD, "tokens": [3] * most})).tokens) == most
+    with pytest.raises(InvalidRequest, match=r"ahead\.tokens.*MAX_AHEAD_TOKENS"):
+        wire.ahead_from_wire(target_pb2.Ahead(**{**AHEAD, "tokens": [3] * (most + 1)}))
 
 
 def test_a_fork_names_a_session_or_nobody() -> None:
@@ -357,7 +375,7 @@ def test_one_broken_item_is_answered_and_its_neighbours_are_served() -> None:
     (first, second) = request.rejected
     assert (first.session_id, first.round) == ("bad", 4)
     assert isinstance(first.outcome, terms.Failed) and first.outcome.code == 3 and "step.tokens" in first.outcome.message
-    assert isinstance(second.outcome, terms.Failed) and second.outcome.code == 12
+    assert isinstance(second.outcome, terms.Failed) and (second.round, second.outcome.code) == (0, 3)
 
 
 BAD_Q = {
