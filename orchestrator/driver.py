@@ -22,6 +22,7 @@ from orchestrator.generation import Generation
 from orchestrator.handle import Handle, Undelivered
 from orchestrator.observe import Observer
 from orchestrator.output import Ended
+from orchestrator.pace import FixedPace
 from orchestrator.peers import DRAFT, TARGET, Heard, Peer
 from orchestrator.places import Places
 from orchestrator.settings import OrchestratorSettings
@@ -127,7 +128,7 @@ class Driver:
     def _generation(self, answer: ev.Admitted) -> Generation:
         return Generation(
             answer,
-            max_grace_ms=self.settings.max_grace_ms,
+            FixedPace(answer.num_speculative_tokens, self.settings.max_grace_ms),
             step_deadline_ms=self.settings.step_deadline_ms,
             placement_wait_ms=self.settings.placement_wait_ms,
             prompt_lookup_min=self.settings.prompt_lookup_min,

@@ -33,9 +33,10 @@ from orchestrator.checks import check_result
 from orchestrator.drafting import DraftSide
 from orchestrator.events import Admitted, Command, Count, StartTimer, StopTimer, Timer, ToTarget
 from orchestrator.lookahead import EMPTY, Block
+from orchestrator.pace import Pace
 from orchestrator.patience import Patience
 from orchestrator.sources import Sources
-from orchestrator.tally import Tally, origins
+from orchestrator.tally import SOURCES, Tally, origins
 from specdec import terms
 from specdec.errors import DeadlineExceeded, InternalFault, ProtocolFault, SpecdecError, Unavailable, fault
 from specdec.hashing import prefix_hash
@@ -60,8 +61,8 @@ class Generation:
     def __init__(
         self,
         request: Admitted,
+        pace: Pace,
         *,
-        max_grace_ms: float,
         step_deadline_ms: int = 30_000,
         placement_wait_ms: float = 30_000.0,
         prompt_lookup_min: int = 0,
@@ -69,11 +70,10 @@ class Generation:
         self.request = request
         self.state = State.WAITING if request.fork_session_id else State.PLACING
         self.committed = list(request.tokens)
-        self._sources = Sources(request, prompt_lookup_min)
+        self._pace, self._sources = pace, Sources(request, prompt_lookup_min, pace)
         self.lookahead = self._sources.lookahead
         self.tally = Tally(request.num_speculative_tokens)
-        self._max_grace_ms, self._step_deadline_ms = max_grace_ms, step_deadline_ms
-        self._placement_wait_ms = placement_wait_ms
+        self._step_deadline_ms, self._placement_wait_ms = step_deadline_ms, placement_wait_ms
         self.target, self.epoch, self.round = "", 0, 0
         self._avoid = ""  # who held it last
         self._fork_session_id = request.fork_session_id
@@ -235,7 +235,7 @@ class Generation:
             self._open_round(*choice)
         elif not self.drafting.name:
             self._open_round(EMPTY, "no_draft")
-        elif wait_ms := self.drafting.grace_ms(self._max_grace_ms):
+        elif wait_ms := self.drafting.grace_ms(self._pace.grace_ms()):
             self.state = State.CHOOSING
             self._tell(StartTimer(Timer.GRACE, wait_ms))
         else:
@@ -338,6 +338,8 @@ class Generation:
         self._patience.decided()
         self._tell(StopTimer(Timer.STEP))
         self.tally.decided(result)
+        if result.num_verified:
+            self._pace.learn(SOURCES[self._outcome], self._block, result)
         news: list[Command] = [ev.Observe(self._outcome, result.num_verified, result.num_accepted, len(result.tokens))]
         if result.tokens or result.prompt_logprobs:
             news.insert(0, ev.Deliver(result.tokens, result.logprobs, origins(result), result.prompt_logprobs))

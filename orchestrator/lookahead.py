@@ -31,12 +31,24 @@ class _Node:
 
 
 class Block:
-    """A chain to verify: tokens and, under the standard method, what each was drawn from. `own` = the draft knows it, it proposed it."""
+    """A chain to verify: tokens and, under the standard method, what each was drawn from. `own` = the draft knows it, it proposed it;
+    `confidences` = one per token of the draft's, empty for a block from elsewhere."""
 
-    __slots__ = ("distributions", "own", "tokens")
+    __slots__ = ("confidences", "distributions", "own", "tokens")
 
-    def __init__(self, tokens: tuple[int, ...], distributions: tuple[DraftDistribution | None, ...], own: bool = True) -> None:
-        self.tokens, self.distributions, self.own = tokens, distributions, own
+    def __init__(
+        self,
+        tokens: tuple[int, ...],
+        distributions: tuple[DraftDistribution | None, ...],
+        own: bool = True,
+        confidences: tuple[float, ...] = (),
+    ) -> None:
+        self.tokens, self.distributions, self.own, self.confidences = tokens, distributions, own, confidences
+
+    def head(self, num_tokens: int) -> Block:
+        """Its first tokens."""
+        n = num_tokens
+        return self if n >= len(self.tokens) else Block(self.tokens[:n], self.distributions[:n], self.own, self.confidences[:n])
 
 
 EMPTY = Block((), ())
@@ -63,6 +75,11 @@ class Lookahead:
     def hash(self) -> int:
         """Their hash."""
         return self._root.hash.value
+
+    @property
+    def any(self) -> bool:
+        """Whether something continues the committed tokens."""
+        return bool(self._root.children)
 
     def hash_at(self, length: int) -> int | None:
         """Hash of the first `length` committed tokens, None when that is further back than HISTORY."""
@@ -114,12 +131,14 @@ class Lookahead:
         """The first-arrived chain below the root, at most `num_tokens` long; EMPTY on a miss."""
         tokens: list[int] = []
         distributions: list[DraftDistribution | None] = []
+        confidences: list[float] = []
         node = self._root
         while len(tokens) < num_tokens and node.children:
             node = next(iter(node.children.values()))
             tokens.append(node.token)
             distributions.append(node.distribution)
-        return Block(tuple(tokens), tuple(distributions)) if tokens else EMPTY
+            confidences.append(node.confidence)
+        return Block(tuple(tokens), tuple(distributions), confidences=tuple(confidences)) if tokens else EMPTY
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Moves the root past newly committed tokens."""

@@ -19,17 +19,17 @@ from collections.abc import Sequence
 from orchestrator.events import Admitted
 from orchestrator.lookahead import EMPTY, Block, Lookahead
 from orchestrator.ngram import PromptLookup
+from orchestrator.pace import Pace
 from orchestrator.pacing import block_length
 
 
 class Sources:
     """Of one session. Hears of every commit."""
 
-    def __init__(self, request: Admitted, prompt_lookup_min: int) -> None:
-        self._request = request
-        self._k = request.num_speculative_tokens
+    def __init__(self, request: Admitted, prompt_lookup_min: int, pace: Pace) -> None:
+        self._request, self._pace = request, pace
         self.lookahead = Lookahead(request.tokens)
-        self._lookup = PromptLookup(prompt_lookup_min if self._k else 0, request.tokens)
+        self._lookup = PromptLookup(prompt_lookup_min if pace.most else 0, request.tokens)
         self._forced: tuple[int, ...] = ()
 
     def commit(self, tokens: Sequence[int], forced: tuple[int, ...]) -> None:
@@ -40,25 +40,30 @@ class Sources:
 
     def ready(self) -> tuple[Block, str]:
         """The block that waits for nobody, and the round's outcome in tally.py's words; EMPTY when there is none."""
-        forced = self._forced[: self._room(self._request.max_block)] if self._k else ()
-        chain = self.lookahead.block(max(self._room(self._k), len(forced)))
+        forced = self._forced[: self._room(self._request.max_block)] if self._pace.most else ()
+        chain = self.lookahead.block(max(self._room(self._pace.most), len(forced)))
         if not forced:
-            return chain, "hit"
+            return chain.head(self._pace.length("draft", chain.confidences)), "hit"
         if chain.tokens[: len(forced)] != forced:
             return Block(forced, (None,) * len(forced), own=False), "forced"
-        return Block(chain.tokens, (None,) * len(forced) + chain.distributions[len(forced) :]), "hit"
+        chain = chain.head(max(len(forced), self._pace.length("draft", chain.confidences)))
+        return Block(chain.tokens, (None,) * len(forced) + chain.distributions[len(forced) :], confidences=chain.confidences), "hit"
 
     def choose(self) -> tuple[Block, str] | None:
         """The next round's block and outcome; None: only the draft can help."""
+        if not self._pace.speculates and not (self._pace.most and self._forced):
+            return EMPTY, "off"
         block, outcome = self.ready()
         if block.tokens:
             return block, outcome
-        if not self._k:
-            return EMPTY, "off"
-        if not (room := self._room(self._k)):
+        if not (room := self._room(self._pace.most)):
             return EMPTY, "tail"
-        if guess := self._lookup.propose(room):
-            return Block(guess, (None,) * len(guess), own=False), "ngram"
+        if self.lookahead.any or not self._pace.speculates:  # there is a chain, and it is not worth verifying
+            return EMPTY, "off"
+        guess = self._lookup.propose(room)
+        if guess:
+            guess = guess[: self._pace.length("ngram", (0.0,) * len(guess))]
+            return (Block(guess, (None,) * len(guess), own=False), "ngram") if guess else (EMPTY, "off")
         return None
 
     def _room(self, most: int) -> int:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from orchestrator.output import GenerationStats
 from specdec.terms import Origin, Result
 
+SOURCES = {"hit": "draft", "late": "draft", "prefill": "draft", "forced": "forced", "ngram": "ngram"}
+"""Where the block of a round came from, by outcome."""
 WANTED = frozenset({"hit", "late", "forced", "ngram", "miss", "no_draft"})
 
 

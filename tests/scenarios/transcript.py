@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from orchestrator import events as ev
 from orchestrator.generation import Generation
+from orchestrator.pace import FixedPace
 from specdec import terms
 from specdec.hashing import prefix_hash
 
@@ -76,7 +77,9 @@ def _start(
         rejection_method=terms.RejectionMethod(method),
         fork_session_id=fork,
     )
-    return Generation(request, max_grace_ms=50, step_deadline_ms=9000, placement_wait_ms=5000, prompt_lookup_min=int(lookup))
+    return Generation(
+        request, FixedPace(request.num_speculative_tokens, 50), step_deadline_ms=9000, placement_wait_ms=5000, prompt_lookup_min=int(lookup)
+    )
 
 
 def _answered(g: Generation, outcome: terms.Outcome, epoch: str = "", round: str = "") -> ev.Event:  # noqa: A002

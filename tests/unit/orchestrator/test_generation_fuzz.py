@@ -16,6 +16,7 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.generation import Generation
 from orchestrator.lookahead import Lookahead
+from orchestrator.pace import FixedPace
 from specdec import terms
 from specdec.hashing import PrefixHash, prefix_hash
 
@@ -43,7 +44,7 @@ class World:
         self.scored, self.forked = seed % 4 == 1, seed % 4 in (2, 3)
         sampling = terms.SamplingParams(max_tokens=n, prompt_logprobs=2 if self.scored else None)
         admitted = ev.Admitted("s", PROMPT, len(PROMPT), sampling, 7, 1000, k, MAX_BLOCK, fork_session_id="elder" if self.forked else "")
-        self.generation = Generation(admitted, max_grace_ms=5, prompt_lookup_min=seed % 3)
+        self.generation = Generation(admitted, FixedPace(admitted.num_speculative_tokens, 5), prompt_lookup_min=seed % 3)
         self.n, self.k = n, k
         self.delivered: list[int] = []
         self.entries: list[terms.TokenLogprobs] = []

@@ -13,6 +13,7 @@ from orchestrator.detokenise import DecoderPlan, IncrementalDecoder
 from orchestrator.generation import Generation
 from orchestrator.handle import Handle
 from orchestrator.output import Ended, TokensDecided
+from orchestrator.pace import FixedPace
 from orchestrator.stops import StopMatcher
 from specdec import terms
 from specdec.grammar import GrammarCompiler
@@ -148,7 +149,7 @@ def test_F88_ids_and_not_text_are_what_goes_on(text: str) -> None:
         assert before + after == text
         reencoded_otherwise |= TOKENIZER.encode(before).ids != ids[:cut]
         request = ev.Admitted("s", (5, *ids[:cut]), 1, SamplingParams(max_tokens=100), SEED, 1000, 2, 8)
-        (step,) = steps(Generation(request, max_grace_ms=1))
+        (step,) = steps(Generation(request, FixedPace(request.num_speculative_tokens, 1)))
         assert step.tokens == (5, *ids[:cut]) and step.begin is not None and step.begin.prompt_length == 1
     assert reencoded_otherwise
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.drafting import DraftSide
 from orchestrator.events import Admitted, DraftPlaced, ToDraft
 from orchestrator.lookahead import EMPTY, MAX_NODES, Block, Lookahead
+from orchestrator.pace import FixedPace
 from orchestrator.sources import Sources
 from specdec import terms
 from specdec.hashing import prefix_hash
@@ -28,7 +29,8 @@ def admitted(k: int = 2, max_block: int = 16, max_tokens: int = 100, window: int
 
 
 def sources(lookup: int = 0, **request: Any) -> Sources:
-    return Sources(admitted(**request), lookup)
+    asked = admitted(**request)
+    return Sources(asked, lookup, FixedPace(asked.num_speculative_tokens, 0))
 
 
 def q(token: int) -> DraftDistribution:
