@@ -104,8 +104,16 @@ class KvSlots(Protocol):
         """A new slot with the first `length` tokens of another. Memory is shared until either writes; both then live on their own, also
         when the other closes."""
 
+    def branch(self, slot: int, length: int) -> int:
+        """A new slot that reads its first `length` tokens from `slot`, which must keep them as long as the branch lives, and holds up to
+        BRANCH_TOKENS more of its own. A branch has no branches and is never cut below `length`. Raises ValueError and OutOfRoom."""
+
+    def graft(self, slot: int, branch: int) -> None:
+        """`slot` becomes what its branch is: the tokens the branch read from it, then the branch's own, copied. The branch closes. Raises
+        ValueError when another branch reads what would change, and OutOfRoom; then nothing has changed."""
+
     def close(self, slot: int) -> None:
-        """Frees it."""
+        """Frees it, and its branches with it."""
 
     def length(self, slot: int) -> int: ...
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.engine.batch import Layout
-from specdec.engine.kv import KvStore
+from specdec.engine.kv import ByLayer, KvStore
 
 QUERY_ROWS = 4
 KEY_BLOCK = 32
@@ -51,7 +51,7 @@ class Group(NamedTuple):
     `mask` [blocks, 1, rows * fold, keys]."""
 
     blocks: int
-    keys_values: list[tuple[Tensor, Tensor]]
+    keys_values: ByLayer
     mask: Tensor
 
 

@@ -14,19 +14,23 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from specdec.engine.branches import check_branch, check_cut, check_graft, check_own
 from specdec.engine.cache import BLOCK_TOKENS, KvBudget, OutOfRoom, blocks_of
 
 MAX_SLOTS = 4096
 
 
 class PagedSlot:
-    """`blocks[i]` holds tokens 64 i … 64 i + 63; `length` tokens count."""
+    """`blocks[i]` holds tokens 64 i … 64 i + 63; `length` tokens count. A branch is a fork at `base` tokens of its `parent`, which keeps
+    them; `branches`: those of this slot, by name."""
 
-    __slots__ = ("blocks", "length")
+    __slots__ = ("base", "blocks", "branches", "length", "parent")
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
-        self.length = 0
+        self.length = self.base = 0
+        self.parent: PagedSlot | None = None
+        self.branches: dict[int, PagedSlot] = {}
 
     def places(self, start: int, end: int) -> list[int]:
         """Rows of the pool of tokens start … end-1."""
@@ -73,8 +77,36 @@ class PagedStore:
             child.blocks.append(self._copied(parent.blocks[length // BLOCK_TOKENS]))
         return name
 
+    def branch(self, slot: int, length: int) -> int:
+        parent = self._slots[slot]
+        check_branch(slot, length, parent)
+        name = self.fork(slot, length)
+        branch = parent.branches[name] = self._slots[name]
+        branch.parent, branch.base = parent, length
+        return name
+
+    def graft(self, slot: int, branch: int) -> None:
+        held, grown = self._slots[slot], self._slots[branch]
+        check_graft(slot, branch, held, grown)
+        before, held.length = held.length, grown.base
+        try:
+            self.reserve({slot: grown.length})
+        except OutOfRoom:
+            held.length = before
+            raise
+        layers = self.pool.flatten(1, 2)
+        here, there = (torch.tensor(s.places(grown.base, grown.length), device=self.pool.device) for s in (held, grown))
+        layers.index_copy_(1, here, layers.index_select(1, there))
+        held.length = grown.length
+        self.close(branch)
+
     def close(self, slot: int) -> None:
-        self._let_go(self._slots.pop(slot).blocks)
+        held = self._slots.pop(slot)
+        for branch in list(held.branches):
+            self.close(branch)
+        if held.parent is not None:
+            del held.parent.branches[slot]
+        self._let_go(held.blocks)
         self._room.release(slot)
 
     def length(self, slot: int) -> int:
@@ -84,11 +116,13 @@ class PagedStore:
         held = self._slots[slot]
         if not 0 <= length <= held.length:
             raise ValueError(f"slot {slot} holds {held.length} tokens and cannot be cut to {length}")
+        check_cut(slot, length, held)
         held.length = length
         assert self.length(slot) == length
 
     def reserve(self, ends: Mapping[int, int]) -> None:
         """Blocks for what each slot writes next, up to `ends[slot]` tokens, seen by nobody else. Raises OutOfRoom, changing nothing."""
+        check_own(ends, self._slots)
         writes = {slot: (self._slots[slot].length, end) for slot, end in ends.items()}
         if not self._room.write(writes):
             wanted = sum(end - start for start, end in writes.values())
