@@ -1,0 +1,137 @@
+"""Pure statistics of measurements: percentiles, ratios with their intervals, survival of proposals. Numbers in, numbers out.
+
+A ratio of rates is compared in pairs: both were measured in one repeat, minutes at most apart, on the same prompts, so that what the
+machine did meanwhile touches both. Ratios are multiplied, never added: their mean is the geometric one (Fleming and Wallace, "How not to
+lie with statistics", CACM 1986), and its interval is Student's t on their logarithms (Georges, Buytaert, Eeckhout, "Statistically rigorous
+Java performance evaluation", OOPSLA 2007, section 3.2).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.terms import Origin
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Geometric mean of `pairs` ratios; the interval is None for a single pair, which says nothing about its own spread."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear between the two nearest ranks, as numpy's default; 0.0 for no values. `share` from 0 to 1."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def ratio(ours: Sequence[float], others: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
+    """ours[i] / others[i]. Pairs in which one side is not positive are left out; None when no pair remains."""
+    logs = [math.log(a / b) for a, b in zip(ours, others, strict=True) if a > 0 and b > 0]
+    if not logs:
+        return None
+    mean = statistics.fmean(logs)
+    if len(logs) == 1:
+        return Ratio(math.exp(mean), None, None, 1)
+    reach = student_quantile(len(logs) - 1, confidence) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), len(logs))
+
+
+def student_quantile(freedom: int, confidence: float) -> float:
+    """t with P(-t < T < t) = confidence, by bisection of the exact distribution; `freedom` at least 1, `confidence` below 1."""
+    low, high = 0.0, 1.0
+    while student_within(high, freedom) < confidence:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if student_within(middle, freedom) < confidence else (low, middle)
+    return high
+
+
+def student_within(t: float, freedom: int) -> float:
+    """P(-t < T < t): Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4."""
+    angle = math.atan2(t, math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = total = cosine if odd and freedom > 1 else (0.0 if odd else 1.0)
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+# ---------------------------------------------------------------- acceptance
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A round with a block: `accepted` proposals were kept, and the next one was `refused`, or there was no next one to judge."""
+
+    accepted: int
+    refused: bool
+
+
+def rounds_seen(origins: Sequence[Origin | None]) -> list[Seen]:
+    """Rounds with a block of one answer, from where its tokens came from. An answer that ends inside a block judged no further slot."""
+    rounds, accepted = list[Seen](), 0
+    for origin in origins:
+        if origin is Origin.ACCEPTED:
+            accepted += 1
+        elif origin is Origin.CORRECTED:
+            rounds.append(Seen(accepted, True))
+            accepted = 0
+        else:  # a bonus, or a plain token, which is a round without a block
+            if accepted or origin is Origin.BONUS:
+                rounds.append(Seen(accepted, False))
+            accepted = 0
+    return [*rounds, Seen(accepted, False)] if accepted else rounds
+
+
+def survival(rounds: Sequence[Seen]) -> list[float]:
+    """[P(slot i is kept | all before it were)], i from 0: kept / judged, of the rounds that judged slot i (Kaplan and Meier, "Nonparametric
+    estimation from incomplete observations", JASA 1958). Blocks may differ in length: a short one says nothing about slots it lacks."""
+    kept: Counter[int] = Counter()
+    refused: Counter[int] = Counter()
+    for one in rounds:
+        kept.update(range(one.accepted))
+        refused[one.accepted] += one.refused
+    slots = max([*kept, *(slot for slot, count in refused.items() if count)], default=-1) + 1
+    return [kept[slot] / judged if (judged := kept[slot] + refused[slot]) else 0.0 for slot in range(slots)]
+
+
+def expected_length(alphas: Sequence[float]) -> float:
+    """E: tokens of a round whose block has one slot for each of `alphas`: 1 + a1 + a1 a2 + …, (1 - a^(K+1)) / (1 - a) if all are equal."""
+    length = alive = 1.0
+    for alpha in alphas:
+        alive *= alpha
+        length += alive
+    return length
+
+
+def ceiling(length: float, plain_step: float, block_step: float) -> float:
+    """The most that speculation can gain over none: E t(1) / t(K+1), with a draft that is always ready and a host that takes no time."""
+    return length * plain_step / block_step
+
+
+def expected_gain(length: float, share: float, plain_step: float, block_step: float, host: float) -> float:
+    """What it should gain when a `share` of the rounds has a block and each round costs `host` beside its step, in the steps' unit:
+    (h E + 1 - h) (t(1) + o) / (h t(K+1) + (1 - h) t(1) + o)."""
+    tokens = share * length + 1 - share
+    return tokens * (plain_step + host) / (share * block_step + (1 - share) * plain_step + host)

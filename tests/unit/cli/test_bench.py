@@ -1,0 +1,82 @@
+"""`specdec bench` against a scripted orchestrator: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdec.bench import report
+from specdec.cli.main import main
+
+pytestmark = pytest.mark.unit
+SHORT = ["--concurrency", "1,2", "--temperature", "0", "--repeats", "2", "--batch", "1", "--compare", "none,fixed"]
+
+
+def test_a_table_and_a_file(endpoint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    assert main(["bench", "--endpoint", endpoint, *SHORT, "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "1 stream, T = 0" in text and "2 streams, T = 0" in text and "texts that differ from none: 0" in text
+    found = json.loads(out.read_text())
+    assert found["command"].startswith("specdec bench --endpoint") and found["machine"]["cores"] and found["versions"]["python"]
+    assert found["complete"] and len(found["turns"]) == 8
+    assert found["turns"][0]["answers"][0]["token_ids"] == [10, 11, 12]
+
+
+def test_json_has_the_figures_without_the_raw_times(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--endpoint", endpoint, *SHORT, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "turns" not in found and [cell["concurrency"] for cell in found["cells"]] == [1, 2]
+
+
+def test_exit_code_1_when_a_text_differs(endpoint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "same_text", lambda one, other: False)
+    assert main(["bench", "--endpoint", endpoint, *SHORT]) == 1
+    assert "texts that differ from none: 12" in capsys.readouterr().out
+
+
+def test_interrupted_it_tells_what_is_there(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec.bench import experiment
+
+    asked = experiment.ask_all
+    turns = 0
+
+    async def interrupted(*a: object) -> object:
+        nonlocal turns
+        turns += 1
+        if turns == 6:
+            raise KeyboardInterrupt
+        return await asked(*a)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(experiment, "ask_all", interrupted)
+    out = tmp_path / "part.json"
+    assert main(["bench", "--endpoint", endpoint, *SHORT, "--out", str(out)]) == 130
+    found = json.loads(out.read_text())
+    assert not found["complete"] and 0 < len(found["turns"]) < 8
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--compare", "none,other"],
+        ["--concurrency", "0"],
+        ["--concurrency", "x"],
+        ["--temperature", "-1"],
+        ["--repeats", "0"],
+        ["--max-tokens", "0"],
+        ["--prompts", "/nowhere"],
+        ["--out", "/nowhere/at/all"],
+    ],
+)
+def test_refused_flags_are_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--endpoint", "127.0.0.1:1", *words]) == 2
+    assert words[0].removeprefix("--") in capsys.readouterr().err
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--endpoint", "127.0.0.1:1"]) == 2
+    assert "nobody answers" in capsys.readouterr().err
+    assert main(["bench", "--target-model", "/nowhere"]) == 2
+    assert "make setup" in capsys.readouterr().err
