@@ -117,7 +117,7 @@ def chooser_factory(
             return SessionChooser(command, vocab_size, eos_ids, columns, None)
         if grammars is None:
             return lambda logits, position, output: Silence.OVER
-        compiling = (beside or _at_once)(lambda: grammars.compile(grammar))
+        compiling = (beside or _at_once)(lambda: grammars.compile_roaming(grammar))
         return SessionChooser(command, vocab_size, eos_ids, columns, compiling)
 
     return made

@@ -7,21 +7,25 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from specdec.engine import Engine, EngineConfig, EngineThread, KvBudget, load_engine
-from specdec.errors import Mismatch
+from specdec.errors import InvalidRequest, Mismatch
 from specdec.grammar import Constraint, GrammarCompiler
 from specdec.runtime.server import Runtime, Service, serve
-from specdec.terms import Grammar, ModelInfo
+from specdec.terms import ModelInfo
 from specdec.vocabulary import Vocabulary, describe, load_tokenizer
 from target_service.checks import Limits
 from target_service.executor import Executor
 from target_service.loop import EngineLoop
 from target_service.observer import StepObserver
+from target_service.plan import Compile
 from target_service.servicer import TargetServicer
 from target_service.settings import Settings
 from target_service.verifier import Verifier
+
+READ_AT_ONCE = 64  # tokens of an output; then other grammars have their turn
 
 
 def load(settings: Settings) -> tuple[Engine, Vocabulary, GrammarCompiler]:
@@ -40,11 +44,33 @@ def load(settings: Settings) -> tuple[Engine, Vocabulary, GrammarCompiler]:
     return load_engine(config), describe(tokenizer, settings.model), GrammarCompiler(tokenizer)
 
 
-def ready(grammars: GrammarCompiler, grammar: Grammar) -> Constraint:
-    """A grammar's state with its first row looked at: what is made at the first look is made on this thread."""
-    constraint = grammars.compile(grammar)
-    constraint.at(())
-    return constraint
+class Grammars:
+    """Makes the states of grammars on a thread of its own."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler, self._thread = compiler, ThreadPoolExecutor(1, "grammars")
+
+    async def ready(self, order: Compile) -> Constraint:
+        """A grammar's state with the row behind the output looked at: nothing is left to be made or read on the engine's thread. Raises
+        InvalidRequest and Unsupported for what is no grammar; an output that breaks it is told to the round that asks."""
+        run = asyncio.get_running_loop().run_in_executor
+        constraint = await run(self._thread, self._compiler.compile, order.grammar)
+        for length in range(0, len(order.output) + READ_AT_ONCE, READ_AT_ONCE):
+            if not await run(self._thread, reads, constraint, order.output[:length]):
+                break
+        return constraint
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def reads(constraint: Constraint, output: Sequence[int]) -> bool:
+    """Brings the state to the row behind `output`; False where there is none."""
+    try:
+        constraint.at(output)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def model_info(settings: Settings, engine: Engine, words: Vocabulary, budget: KvBudget) -> ModelInfo:
@@ -89,12 +115,8 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> S
     verifier = Verifier(limits(settings, info), budget)
     executor = Executor(engine, info.vocab_size, info.eos_token_ids)
     observer = StepObserver(runtime.telemetry, verifier)
-    compilers = ThreadPoolExecutor(1, "grammars")
-
-    def compile_grammar(grammar: Grammar) -> asyncio.Future[Constraint]:
-        return asyncio.get_running_loop().run_in_executor(compilers, ready, grammars, grammar)
-
-    loop = EngineLoop(verifier, executor.execute, thread, observer, compile_grammar, settings.max_unread_results)
+    compilers = Grammars(grammars)
+    loop = EngineLoop(verifier, executor.execute, thread, observer, compilers.ready, settings.max_unread_results)
     turns = asyncio.create_task(loop.run(), name="engine loop")
 
     def ended(task: asyncio.Task[None]) -> None:
@@ -107,7 +129,7 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> S
         turns.cancel()
         await asyncio.gather(turns, return_exceptions=True)
         thread.close(wait=False)
-        compilers.shutdown(wait=False, cancel_futures=True)
+        compilers.close()
 
     servicer = TargetServicer(loop, info)
     return Service(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from specdec.errors import EngineFault, InvalidRequest, SpecdecError, Unsupported
 from specdec.sampling import Constraint
-from specdec.terms import Answer, Failed, Grammar, Result, TargetBeat, VerifyItem
+from specdec.terms import Answer, Failed, Result, TargetBeat, VerifyItem
 from target_service.outlet import Batch, Outlet, packed
 from target_service.plan import Compile, StepOutcome, StepPlan
 from target_service.verifier import Verifier
@@ -47,7 +47,7 @@ class EngineLoop:
         execute: Callable[[StepPlan], StepOutcome],
         thread: Thread,
         observer: Observer,
-        compile_grammar: Callable[[Grammar], Awaitable[Constraint]],
+        compile_grammar: Callable[[Compile], Awaitable[Constraint]],
         max_unread_results: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -100,7 +100,7 @@ class EngineLoop:
     async def _compile(self, order: Compile) -> None:
         outcome: Constraint | Failed
         try:
-            outcome = await self._compile_grammar(order.grammar)
+            outcome = await self._compile_grammar(order)
         except InvalidRequest as error:
             outcome = Failed(INVALID_ARGUMENT, str(error), drop=True)
         except Unsupported as error:

@@ -77,12 +77,20 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """The resident's session ended. It keeps its first `length` tokens, for others to begin with, and nothing else."""
+
+    resident: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """`changes` come before the rows, in the order in which room was booked and released for them: so there is a donor for every fork, and
     room, although the donor may be dropped in the same step."""
 
     rows: tuple[Row, ...]
-    changes: tuple[Fork | Drop, ...] = ()
+    changes: tuple[Fork | Drop | Keep, ...] = ()
 
     @property
     def size(self) -> int:
@@ -132,11 +140,12 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Compile:
-    """Make a grammar ready, beside the engine's steps. `key` and `epoch` name the session that waits for it."""
+    """Make a grammar ready, beside the engine's steps, and read `output` in it. `key` and `epoch` name the session that waits for it."""
 
     key: tuple[str, str]
     epoch: int
     grammar: Grammar
+    output: tuple[int, ...] = ()
 
 
 def kv_length_after(committed: int, num_accepted: int, num_tokens: int) -> int:

@@ -11,9 +11,11 @@ import llguidance
 from tokenizers import Tokenizer
 
 from specdec.errors import InvalidRequest, Unsupported
-from specdec.grammar.constraint import FIELD, Constraint, DeadEnd
+from specdec.grammar.constraint import Constraint
 from specdec.grammar.forms import said, source, unforced
 from specdec.grammar.marker import Marker
+from specdec.grammar.reading import FIELD, DeadEnd
+from specdec.grammar.roamer import Roamer
 from specdec.grammar.words import Words
 from specdec.terms import Grammar, GrammarForm
 
@@ -51,6 +53,13 @@ class GrammarCompiler:
         """The state before the first token. What takes long is done here, not when the state is used first.
 
         Raises InvalidRequest naming the form and what is wrong with it, Unsupported when no grammar can be followed in this vocabulary."""
+        return Constraint(*self._compiled(grammar))
+
+    def compile_roaming(self, grammar: Grammar) -> Roamer:
+        """The same for outputs in any order."""
+        return Roamer(*self._compiled(grammar))
+
+    def _compiled(self, grammar: Grammar) -> tuple[Accepted, Words, Marker | None]:
         grammar.check()
         if not self._words.concatenate:
             raise Unsupported(FIELD, "not served with this tokenizer: its decoder trims every piece of a text")
@@ -59,7 +68,7 @@ class GrammarCompiler:
             raise InvalidRequest(f"{FIELD}.{grammar.form.value}", accepted)
         accepted.prepare()
         marker = None if grammar.start_after is None else self._marker(grammar.start_after.encode())
-        return Constraint(accepted, self._words, marker)
+        return accepted, self._words, marker
 
     def _accept(self, grammar: Grammar) -> Accepted | str:
         """The grammar ready for use, or what is wrong with it."""
@@ -70,7 +79,7 @@ class GrammarCompiler:
             warnings = accepted.prepare().get_grammar_warnings()
             if warnings:
                 return said("; ".join(warnings))
-            self._probe(Constraint(accepted, self._words, None))
+            self._probe(Roamer(accepted, self._words, None))
         except _Refused as error:
             return said(str(error), with_place=grammar.form is GrammarForm.EBNF)
         except InvalidRequest as error:
@@ -79,14 +88,14 @@ class GrammarCompiler:
             return said(str(error))
         return accepted
 
-    def _probe(self, constraint: Constraint) -> None:
+    def _probe(self, roamer: Roamer) -> None:
         """Looks at the first rows along one way, and goes back: an empty language, one whose beginning outgrows the limits, and one that
         cannot be rolled back are told at once. Raises InvalidRequest."""
         output: list[int] = []
         with contextlib.suppress(DeadEnd):  # behind the first row there are other ways
-            while len(output) < PROBED and (mask := constraint.at(output).mask) is not None and mask.any():
+            while len(output) < PROBED and (mask := roamer.at(output).mask) is not None and mask.any():
                 output.append(int(mask.argmax()))
-        constraint.at([])
+        roamer.at([])
 
 
 class Accepted:

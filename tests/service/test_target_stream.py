@@ -274,7 +274,7 @@ async def test_a_grammar_is_compiled_beside_the_engine(outcome: str) -> None:
 
     async with serving() as target, stream(target) as talk:
 
-        async def compile_grammar(grammar: Grammar) -> Free:
+        async def compile_grammar(order: object) -> Free:
             await ready.wait()
             if outcome == "fine":
                 return Free()
@@ -297,7 +297,7 @@ async def test_a_grammar_is_compiled_beside_the_engine(outcome: str) -> None:
 
 async def test_the_loop_ends_although_a_grammar_is_still_compiled() -> None:
     async with serving() as target, stream(target) as talk:
-        target.loop._compile_grammar = lambda grammar: asyncio.Event().wait()
+        target.loop._compile_grammar = lambda order: asyncio.Event().wait()
         params = SamplingParams(temperature=0.0, max_tokens=5, grammar=Grammar(GrammarForm.REGEX, "a"))
         await talk.send(first_step([1, 2], sampling=params))
         await target.until(lambda: len(target.loop._compiling) == 1)

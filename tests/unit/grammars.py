@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from specdec.grammar import Constraint, GrammarCompiler
+from specdec.grammar import Constraint, GrammarCompiler, Roamer
 from specdec.terms import Grammar, GrammarForm
 from specdec.vocabulary import special_ids, token_bytes
 from tests.tiny import tiny_tokenizer
@@ -57,7 +57,7 @@ def fresh(grammar: Grammar, family: str = "byte_level") -> Constraint:
     return compiler(family).compile(grammar)
 
 
-def legal(constraint: Constraint, output: Sequence[int]) -> list[int]:
+def legal(constraint: Constraint | Roamer, output: Sequence[int]) -> list[int]:
     mask = constraint.at(output).mask
     assert mask is not None
     return [int(i) for i in np.flatnonzero(mask)]
@@ -67,7 +67,7 @@ def text_of(output: Sequence[int], family: str = "byte_level") -> bytes:
     return b"".join(words(family)[i] for i in output)
 
 
-def walk(constraint: Constraint, picks: Sequence[int], output: Sequence[int] = ()) -> list[int]:
+def walk(constraint: Constraint | Roamer, picks: Sequence[int], output: Sequence[int] = ()) -> list[int]:
     """One legal id after the other, chosen by `picks`, until the picks or the ids are used up."""
     made = list(output)
     for pick in picks:

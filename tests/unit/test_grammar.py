@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specdec.errors import InvalidRequest
-from specdec.grammar import MAX_FORCED, Constraint, GrammarCompiler
+from specdec.grammar import MAX_FORCED, Constraint, GrammarCompiler, Roamer
 from specdec.terms import Grammar
 from tests.tiny import tiny_tokenizer
 from tests.unit.grammars import (
@@ -40,16 +40,16 @@ from tests.unit.grammars import (
 JUMPS = st.lists(st.tuples(st.integers(0, 13), PICKS), min_size=1, max_size=4)
 
 
-def opened(grammar: Grammar, family: str = "byte_level") -> Constraint:
+def opened(grammar: Grammar, family: str = "byte_level", kind: str = "compile") -> Any:
     """A random expression may have no text at all."""
     try:
-        return fresh(grammar, family)
+        return getattr(compiler(family), kind)(grammar)
     except InvalidRequest:
         assume(False)
         raise
 
 
-def same(constraint: Constraint, output: Sequence[int], grammar: Grammar, family: str = "byte_level") -> None:
+def same(constraint: Constraint | Roamer, output: Sequence[int], grammar: Grammar, family: str = "byte_level") -> None:
     """What it says of `output` is what a state says that saw nothing else."""
     got, other = constraint.at(output), fresh(grammar, family)
     want = other.at(output)
@@ -61,9 +61,9 @@ def same(constraint: Constraint, output: Sequence[int], grammar: Grammar, family
 
 
 @settings(max_examples=40, deadline=None)
-@given(GRAMMARS, JUMPS, st.sampled_from(["byte_level", "byte_fallback"]))
-def test_f110_a_state_is_a_function_of_the_output(grammar: Grammar, jumps: list[tuple[int, list[int]]], family: str) -> None:
-    constraint, output = opened(grammar, family), list[int]()
+@given(GRAMMARS, JUMPS, st.sampled_from(["byte_level", "byte_fallback"]), st.sampled_from(["compile", "compile_roaming"]))
+def test_f110_a_state_is_a_function_of_the_output(grammar: Grammar, jumps: list[tuple[int, list[int]]], family: str, kind: str) -> None:
+    constraint, output = opened(grammar, family, kind), list[int]()
     for cut, picks in jumps:
         output = walk(constraint, picks, output[:cut])
         same(constraint, output, grammar, family)
@@ -187,67 +187,110 @@ def test_an_answer_that_outgrows_the_limits_fails_alone() -> None:
     assert victim.at([a]).may_end  # and what it can still say, it says
 
 
-def test_a_state_that_saw_too_much_of_other_texts_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_roamer_that_saw_too_much_of_other_texts_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """F110: what was explored and given up costs an answer nothing, though the library's limits count it."""
     monkeypatch.setattr("specdec.grammar.compiler.LIMITS", llguidance.LLParserLimits(max_lexer_states=64, verbose_errors=False))
-    made, builds = GrammarCompiler(tiny_tokenizer()), 0
-    constraint = made.compile(regex("(a{1,40}b){1,40}"))
+    made, grammar = GrammarCompiler(tiny_tokenizer()), regex("(a{1,40}b){1,40}")
+    language = Watched(made, grammar)
+    roamer = Roamer(language, made._words, None)
     a, b = (next(i for i, word in enumerate(words("tiny")) if word == letter) for letter in (b"a", b"b"))
-    language = constraint._language
-
-    class Counted:
-        def take(self) -> llguidance.LLMatcher:
-            nonlocal builds
-            builds += 1
-            return language.take()
-
-        unforced = language.unforced
-
-    constraint._language = Counted()
     for i in range(1, 40):
         output = [a] * i + [b, a] * (i % 6)
-        want = made.compile(regex("(a{1,40}b){1,40}")).at(output).mask
-        assert want is not None and np.array_equal(constraint.at(output).mask, want)  # type: ignore[arg-type]
-    assert builds > 1  # the limit was met
+        want = made.compile_roaming(grammar).at(output).mask
+        assert want is not None and np.array_equal(roamer.at(output).mask, want)  # type: ignore[arg-type]
+    assert language.taken > 1  # the limit was met
+
+
+class Watched:
+    """A language whose matchers write down what they are asked, and give up when they are asked for a mask behind `most` tokens."""
+
+    def __init__(self, made: GrammarCompiler, grammar: Grammar, most: int = 10_000) -> None:
+        self.accepted: Any = (made.compile(grammar), made._accepted(grammar))[1]
+        self.asked: list[tuple[Any, ...]] = []
+        self.taken, self.most = 0, most
+
+    def take(self) -> Any:
+        self.taken += 1
+        return WatchedMatcher(self)
+
+    unforced = take
+
+
+class WatchedMatcher:
+    def __init__(self, language: Watched) -> None:
+        self._language, self._inner, self._fed, self._broken = language, language.accepted.take(), 0, False
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*args: Any) -> Any:
+            self._language.asked.append((name, *args))
+            return getattr(self._inner, name)(*args)
+
+        return ask
+
+    def consume_token(self, token: int) -> bool:
+        self._language.asked.append(("consume_token", token))
+        self._fed += 1
+        return self._inner.consume_token(token)
+
+    def compute_bitmask(self) -> bytes:
+        self._language.asked.append(("compute_bitmask",))
+        self._broken = self._fed >= self._language.most
+        return self._inner.compute_bitmask()
+
+    def is_error(self) -> bool:
+        return self._broken or self._inner.is_error()
+
+    def get_error(self) -> str:
+        return "too many states" if self._broken else self._inner.get_error()
 
 
 def test_limits_met_ahead_are_not_met_yet() -> None:
     """Forced ids are looked for behind the answer, which may never get there."""
-    made = compiler("tiny")
-    real = made.compile(choice("the weather in the north"))
-
-    class Limited:
-        """Gives up when it is asked what is forced behind three tokens."""
-
-        def __init__(self) -> None:
-            self._inner, self._fed, self._broken = real._language.take(), 0, False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-        def consume_token(self, token: int) -> bool:
-            self._fed += 1
-            return self._inner.consume_token(token)
-
-        def compute_ff_tokens(self) -> list[int]:
-            self._broken = self._fed >= 3
-            return [] if self._broken else self._inner.compute_ff_tokens()
-
-        def is_error(self) -> bool:
-            return self._broken
-
-        def get_error(self) -> str:
-            return "too many states"
-
-    class Language:
-        take = Limited
-        unforced = Limited
-
-    want = real.forced([])
-    constraint = Constraint(Language(), made._words, None)  # type: ignore[arg-type]
+    made, grammar = compiler("tiny"), choice("the weather in the north")
+    want = made.compile(grammar).forced([])
+    language = Watched(made, grammar, most=3)
+    constraint = Constraint(language, made._words, None)
     for _ in range(20):
         assert constraint.forced([]) == want[:3] and legal(constraint, []) == [want[0]]
-    assert legal(constraint, want[:3]) == [want[3]] and constraint.forced(want[:3]) == ()
+    assert legal(constraint, want[:2]) == [want[2]] and constraint.forced(want[:2]) == want[2:3]
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="too complex after 3 tokens"):
+            constraint.at(want[:3])
+        assert legal(constraint, want[:2]) == [want[2]], "a round that breaks off there asks again"
+    assert language.taken == 1
+
+
+Asked = tuple[list[tuple[Any, ...]], int]
+
+
+def asked_along(kind: type[Constraint] | type[Roamer], grammar: Grammar, text: Sequence[int], blocks: Sequence[int], begun: int) -> Asked:
+    """What the library is asked while an answer grows by `blocks`, as a target grows it, from its first `begun` tokens on."""
+    language = Watched(compiler("tiny"), grammar)
+    state = kind(language, compiler("tiny")._words, None)
+    length = begun
+    for block in [*blocks, *[1] * len(text)]:
+        for _ in range(block):
+            state.at(text[:length])  # a row is chosen of
+            length = min(length + 1, len(text))
+            state.at(text[:length])  # and the row behind it may not exist
+        state.forced(text[:length])
+    return language.asked, language.taken
+
+
+@settings(max_examples=25, deadline=None)
+@given(GRAMMARS, PICKS, st.lists(st.integers(1, 5), max_size=6), st.data())
+def test_a_text_is_read_in_one_way(grammar: Grammar, picks: list[int], blocks: list[int], data: st.DataObject) -> None:
+    """Whatever the library counts, and whatever it remembers: it is asked the same, with blocks and resumed in the middle."""
+    text = walk(opened(grammar, "tiny"), picks)
+    want = asked_along(Constraint, grammar, text, [], 0)
+    assert asked_along(Constraint, grammar, text, blocks, data.draw(st.integers(0, len(text)))) == want
+
+
+def test_a_state_that_rolls_back_reads_in_other_ways() -> None:
+    """The broken twin of the test above."""
+    text = walk(fresh(choice("the weather", "the north"), "tiny"), range(5))
+    asked = [asked_along(Roamer, choice("the weather", "the north"), text, blocks, begun) for blocks, begun in (([], 0), ([3], 0), ([], 2))]
+    assert asked[0] != asked[1] != asked[2] != asked[0]
 
 
 @pytest.mark.parametrize("text", ['root ::= "a" root', 'start: x{10000}\nx: "ab "'])
@@ -257,29 +300,39 @@ def test_a_known_text_beyond_the_limits_is_refused_at_the_door(text: str) -> Non
         fresh(ebnf(text), "tiny")
 
 
-def test_where_an_answer_outgrows_the_limits_hangs_on_no_block() -> None:
-    """Token by token, with blocks, and beginning anew at the second token: the same answer, broken off at the same place."""
-
-    def answer(block: int, anew_at: int = -1) -> tuple[list[int], str]:
-        constraint, output = fresh(grammar, "tiny"), list[int]()
-        while len(output) < 40:
+def broken_off(kind: str, grammar: Grammar, block: int, anew_at: int = -1) -> tuple[list[int], str]:
+    """An answer that grows by half of what is looked at, until it outgrows the limits."""
+    constraint, output = getattr(compiler("tiny"), kind)(grammar), list[int]()
+    try:
+        while len(output) < 200:
             if len(output) == anew_at:
-                constraint = fresh(grammar, "tiny")
-            try:
-                output.append(legal(constraint, output)[-1])
-                ahead = list(output)
-                with contextlib.suppress(InvalidRequest):
-                    for _ in range(block):
-                        ahead.append(legal(constraint, ahead)[-1])
-                constraint.forced(output)
-            except InvalidRequest as error:
-                return output, str(error)
-        return output, ""
+                constraint = getattr(compiler("tiny"), kind)(grammar)
+            ahead = [*output, legal(constraint, output)[0]]
+            with contextlib.suppress(InvalidRequest):
+                for _ in range(block):
+                    ahead.append(legal(constraint, ahead)[0])
+            output = ahead[: len(output) + 1 + block // 2]
+            constraint.forced(output)
+    except InvalidRequest as error:
+        return output, str(error)
+    return output, ""
 
-    grammar = ebnf('root ::= [a-z]{5} tail\ntail ::= "a" tail')
-    output, told = want = answer(0)
-    assert 0 < len(output) < 10 and "too complex" in told
-    assert [answer(1), answer(4), answer(16), answer(0, anew_at=2), answer(4, anew_at=2)] == [want] * 5
+
+OUTGROW = [ebnf('root ::= [a-z]{5} tail\ntail ::= "a" tail'), regex("(a{1,1000}){1,1000}"), regex("(a{1,1000}b?){1,1000}")]
+
+
+@pytest.mark.parametrize("grammar", OUTGROW, ids=["tail", "nested", "two letters"])
+def test_where_an_answer_outgrows_the_limits_hangs_on_no_block(grammar: Grammar) -> None:
+    """Token by token, with blocks, and resumed in the middle: the same answer, broken off at the same place."""
+    output, told = want = broken_off("compile", grammar, 0)
+    assert 0 < len(output) < 200 and "too complex" in told
+    resumed = [broken_off("compile", grammar, block, len(output) // 2) for block in (0, len(output) // 2 - 1)]
+    assert [broken_off("compile", grammar, block) for block in (1, 4, 16)] + resumed == [want] * 5
+
+
+def test_a_state_that_rolls_back_breaks_off_elsewhere() -> None:
+    """The broken twin."""
+    assert len({str(broken_off("compile_roaming", OUTGROW[1], block)) for block in (0, 4, 16)}) > 1
 
 
 def test_states_of_several_threads() -> None:

@@ -278,6 +278,6 @@ def test_what_is_compiled_ahead_is_used() -> None:
     spare = accepted.prepare()
     first, second = made.compile(grammar), made.compile(grammar)
     assert walk(first, [0])
-    assert first._made is spare
+    assert first._reading._made is spare
     assert walk(second, [0])
-    assert second._made is not spare
+    assert second._reading._made is not spare

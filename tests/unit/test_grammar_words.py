@@ -96,7 +96,7 @@ def test_forced_ids_one_by_one_where_the_library_names_others() -> None:
     """What the library names ahead is cut otherwise once it is asked in that very row."""
     text = "<|im_end|> the123ing aing's<|im_end|>123 a"
     constraint = fresh(choice(text, text[:20] + "Q"), "byte_fallback")
-    named = tuple(constraint._matcher.compute_ff_tokens()[:MAX_FORCED])
+    named = tuple(constraint._reading._matcher.compute_ff_tokens()[:MAX_FORCED])
     forced = constraint.forced([])
     assert named != forced and len(forced) == MAX_FORCED
     for i, token in enumerate(forced):

@@ -17,7 +17,7 @@ from draft_service.choosing import chooser_factory
 from draft_service.drafter import Drafter
 from draft_service.stepper import Stepper
 from specdec.errors import InvalidRequest
-from specdec.grammar import Constraint, GrammarCompiler
+from specdec.grammar import GrammarCompiler, Roamer
 from specdec.sampling import Sampler, draft_choice
 from specdec.terms import DraftMethod, Grammar, GrammarForm, Refused, RejectionMethod, SamplingParams
 from tests.fakes import ScriptedEngine, hashed_script
@@ -259,7 +259,7 @@ def test_a_grammar_that_does_not_compile_costs_its_session_alone(caplog: pytest.
 
 
 def test_a_language_that_outgrows_the_limits_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    class TooMuch(Constraint):
+    class TooMuch(Roamer):
         def __init__(self) -> None:
             pass
 
@@ -267,7 +267,7 @@ def test_a_language_that_outgrows_the_limits_is_told_once(caplog: pytest.LogCapt
             raise InvalidRequest("sampling.grammar", "too complex after 0 tokens of the answer: said so")
 
     class Grammars:
-        def compile(self, grammar: Grammar) -> Constraint:
+        def compile_roaming(self, grammar: Grammar) -> Roamer:
             return TooMuch()
 
     rig = GrammarRig(REGEX, grammars=Grammars())
@@ -293,14 +293,14 @@ def test_nobody_waits_for_a_grammar_that_is_being_compiled() -> None:
     gate = threading.Event()
 
     class Slow:
-        def compile(self, grammar: Grammar) -> Constraint:
+        def compile_roaming(self, grammar: Grammar) -> Roamer:
             gate.wait(10)
-            return compiler().compile(grammar)
+            return compiler().compile_roaming(grammar)
 
     with ThreadPoolExecutor(1) as pool:
-        futures: list[Future[Constraint]] = []
+        futures: list[Future[Roamer]] = []
 
-        def beside(call: Any) -> Future[Constraint]:
+        def beside(call: Any) -> Future[Roamer]:
             futures.append(pool.submit(call))
             return futures[-1]
 

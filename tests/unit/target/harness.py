@@ -18,7 +18,6 @@ from specdec.terms import (
     Close,
     DraftMethod,
     Failed,
-    Grammar,
     NoRoom,
     PrefixNeeded,
     RejectionMethod,
@@ -30,7 +29,7 @@ from specdec.terms import (
 )
 from target_service.checks import Limits
 from target_service.executor import Executor
-from target_service.plan import StepPlan
+from target_service.plan import Compile, StepPlan
 from target_service.verifier import Verifier
 from tests.fakes import Script, ScriptedEngine, hashed_script
 from tests.unit.target.pools import BlockPool, BoundedKv, Pool
@@ -82,9 +81,9 @@ class Bench:
     def heard(self, stream: int | None = None) -> list[Answer]:
         return [answer for to, answer in self.verifier.take_answers() if stream is None or to == stream]
 
-    async def compile_grammar(self, grammar: Grammar) -> Constraint:
+    async def compile_grammar(self, order: Compile) -> Constraint:
         assert self.grammars is not None
-        return self.grammars.compile(grammar)
+        return self.grammars.compile(order.grammar)
 
     def compile(self) -> None:
         """The compiler's part: everything that waits for it."""

@@ -7,12 +7,15 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from specdec.grammar import Constraint, GrammarCompiler
+from specdec.grammar.reading import Reading
 from specdec.sampling import Sampler
 from specdec.terms import Close, Closed, Expired, Failed, FinishReason, Grammar, GrammarForm, Result, SamplingParams, StaleEpoch
+from target_service import __main__ as target
 from tests.fakes import hashed_script
 from tests.tiny import EOS_ID, TOKENIZER_VOCAB, tiny_tokenizer
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Caller, first_step, next_step, only, run_all
@@ -297,11 +300,69 @@ def test_what_a_session_does_while_its_grammar_is_compiled(meanwhile: str, fault
     assert only(bench.turn()).tokens == tuple(alone(under(SCHEMA))[0][:1])
 
 
+async def test_a_resumed_output_is_read_beside_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, _ = alone(under(SCHEMA))
+    want = legal(SCHEMA, text[:5])
+    bench = bench_with()
+    bench.send(bench.hello(), first_step([*PROMPT, *text[:5]], [9], prompt_length=3, sampling=under(SCHEMA)))
+    [order] = bench.verifier.take_grammars()
+    assert order.output == tuple(text[:5])
+    monkeypatch.setattr(target, "READ_AT_ONCE", 2)
+    grammars = target.Grammars(compiler())
+    constraint = await grammars.ready(order)
+    with monkeypatch.context() as patch:
+        patch.setattr(Reading, "feed", None)
+        patch.setattr(Reading, "look", None)
+        assert list(np.flatnonzero(constraint.at(order.output).mask)) == want
+    broken = await grammars.ready(replace(order, output=(*text[:3], 70, 71, 72, 73)))
+    assert isinstance(broken, Constraint), "whoever asks is told"
+    grammars.close()
+
+
+# ------------------------------------------------------------ outgrown limits
+
+
+OUTGROWS = Grammar(GrammarForm.REGEX, "(a{1,1000}){1,1000}")
+
+
+def outgrown(k: int, anew: bool = False) -> tuple[list[int], Failed | None]:
+    """An answer with blocks of k of its own tokens, and what ends it; `anew`: it is placed again every few rounds."""
+
+    def draft(committed: Sequence[int]) -> list[int]:
+        return [token] * k
+
+    token = compiler().compile(OUTGROWS).at([]).mask.nonzero()[0][0]  # type: ignore[union-attr]
+
+    def script(prefix: Sequence[int]) -> torch.Tensor:
+        row = torch.zeros(TOKENIZER_VOCAB, dtype=torch.float64)
+        row[token] = 9.0
+        return row
+
+    bench = bench_with(script)
+    caller = Caller(bench, bench.hello(), PROMPT, sampling=under(OUTGROWS, GREEDY, max_tokens=300), want=300, draft=draft)
+
+    def place(turn: int) -> None:
+        if anew and turn % 5 == 4 and caller.waiting is None and not caller.done:
+            caller.place()
+
+    run_all(bench, [caller], each_turn=place)
+    return caller.output, caller.failure
+
+
+def test_where_an_answer_breaks_off_hangs_on_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grammar outgrows its limits: the same tokens, then the same error, without blocks, with blocks and placed anew."""
+    output, failure = want = outgrown(0)
+    assert 10 < len(output) < 200 and failure is not None and failure.code == 3 and "too complex" in failure.message
+    assert [outgrown(4), outgrown(7), outgrown(0, anew=True), outgrown(4, anew=True)] == [want] * 4
+    monkeypatch.setattr(GrammarCompiler, "compile", GrammarCompiler.compile_roaming)
+    assert len({str(outgrown(k)) for k in (0, 4, 7)}) > 1, "the broken twin: a state that rolls back"
+
+
 # ------------------------------------------------------------ broken twins
 
 
 def test_a_state_that_keeps_what_was_refused_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F110's broken twin: the grammar is advanced over the block before it is judged, and never rolled back."""
+    """F110's broken twin: the grammar is advanced over the block before it is judged, and never begun anew."""
     params = under(SCHEMA)
     text, _ = alone(params)
     slot = next(at for at in range(len(text)) if len(legal(SCHEMA, text[:at])) > 1)
@@ -312,6 +373,6 @@ def test_a_state_that_keeps_what_was_refused_is_noticed(monkeypatch: pytest.Monk
     constraint = bench.verifier._sessions["orch", "s"].constraint
     assert isinstance(constraint, Constraint)
     constraint.at(block)
-    monkeypatch.setattr(Constraint, "_roll_back", lambda self, length: None)
+    monkeypatch.setattr(Constraint, "_begin", lambda self: None)
     outcome = only(bench.turn())
     assert isinstance(outcome, Failed) or outcome.tokens != tuple(text[: slot + 1])
