@@ -132,6 +132,8 @@ class Driver:
             step_deadline_ms=self.settings.step_deadline_ms,
             placement_wait_ms=self.settings.placement_wait_ms,
             prompt_lookup_min=self.settings.prompt_lookup_min,
+            max_run_ahead=self.settings.max_run_ahead,
+            ahead=self.settings.ahead,
         )
 
     # --- life ---------------------------------------------------------------------------------------------------------

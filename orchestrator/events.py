@@ -12,7 +12,6 @@ from orchestrator.output import GenerationStats
 from specdec.errors import SpecdecError
 from specdec.terms import (
     Answer,
-    Close,
     DraftCommand,
     DraftEvent,
     DraftMethod,
@@ -20,8 +19,8 @@ from specdec.terms import (
     Origin,
     RejectionMethod,
     SamplingParams,
-    Step,
     TokenLogprobs,
+    VerifyItem,
 )
 
 
@@ -167,7 +166,7 @@ class PlaceDraft:
 @dataclass(frozen=True, slots=True)
 class ToTarget:
     target: str
-    item: Step | Close
+    item: VerifyItem
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ States
     PLACING     no target holds the session; the last PlaceTarget is unanswered, or RETRY will send it
     CHOOSING    a block was wanted and no source has one (sources.py): waiting, at most one grace, for the draft
     VERIFYING   one Step is outstanding (at most one ever is)
+    GOING       no Step is: the target goes on by itself (going.py), and a Step follows when it falls silent
     BACKING_OFF the target had no room; the same Step goes out again when RETRY fires
     HELD        the client reads too slowly; the next round starts when it has caught up
     DONE        Finish, Fail or a cancel was told; every further event is ignored
 
 Rules
 1. A round opens when its Step is built and closes with its result. Repeating a Step (prefix_needed, no_room, expired) keeps the round.
+   What the target decides on its own behind it is told under its number, also while the next Step is on its way.
 2. `begin` travels until the epoch's first result: whoever holds a result of this epoch knows the session.
 3. Draft and target are placed independently: losing one never re-opens the other.
 4. Placements that decide nothing are few and ever further apart (patience.py). A result forgives all earlier ones, so a long answer
@@ -26,25 +28,25 @@ Rules
 from __future__ import annotations
 
 import enum
-from dataclasses import replace
 
 from orchestrator import events as ev
 from orchestrator.checks import check_result
 from orchestrator.drafting import DraftSide
 from orchestrator.events import Admitted, Command, Count, StartTimer, StopTimer, Timer, ToTarget
-from orchestrator.lookahead import EMPTY, Block
+from orchestrator.lookahead import EMPTY, Block, agreement
 from orchestrator.pace import Pace
 from orchestrator.patience import Patience
 from orchestrator.sources import Sources
 from orchestrator.tally import SOURCES, Tally, origins
+from orchestrator.targeting import TargetSide
 from specdec import terms
 from specdec.errors import DeadlineExceeded, InternalFault, ProtocolFault, SpecdecError, Unavailable, fault
-from specdec.hashing import prefix_hash
-from specdec.terms import FinishReason, RejectionMethod, Result, Step
+from specdec.terms import FinishReason, RejectionMethod, Result
 
 MAX_RETRY_MS = 10_000  # longest a target's word keeps a session from asking again
 MAX_EXPIRED = 3  # times one round may expire in the target's queue
 OVERDUE_MARGIN_MS = 500.0  # what an answer may take past the deadline it was given
+SILENT_MS = 2000.0  # a target that should go on by itself is asked again after this
 
 
 class State(enum.Enum):
@@ -52,6 +54,7 @@ class State(enum.Enum):
     PLACING = "placing"
     CHOOSING = "choosing"
     VERIFYING = "verifying"
+    GOING = "going"
     BACKING_OFF = "backing_off"
     HELD = "held"
     DONE = "done"
@@ -66,6 +69,8 @@ class Generation:
         step_deadline_ms: int = 30_000,
         placement_wait_ms: float = 30_000.0,
         prompt_lookup_min: int = 0,
+        max_run_ahead: int = 0,
+        ahead: bool = False,
     ) -> None:
         self.request = request
         self.state = State.WAITING if request.fork_session_id else State.PLACING
@@ -74,14 +79,10 @@ class Generation:
         self.lookahead = self._sources.lookahead
         self.tally = Tally(request.num_speculative_tokens)
         self._step_deadline_ms, self._placement_wait_ms = step_deadline_ms, placement_wait_ms
-        self.target, self.epoch, self.round = "", 0, 0
+        self.at = TargetSide(request, max_run_ahead)
         self._avoid = ""  # who held it last
-        self._fork_session_id = request.fork_session_id
-        self._prompt_told = request.sampling.prompt_logprobs is None
-        self._begun = False  # a result of this epoch has arrived
-        self._kv_length = 0  # leading committed tokens believed to be in its KV
-        self._block, self._outcome = EMPTY, ""  # of the open round
-        self._expired, self._patience = 0, Patience()
+        self._patience = Patience()
+        self._ahead = ahead and request.rejection_method is RejectionMethod.COUPLED
         self.drafting = DraftSide(request)
         self._reader_behind = False
         self._told: list[Command] = []
@@ -126,6 +127,11 @@ class Generation:
                 self._on_reader_caught_up()
 
     @property
+    def target(self) -> str:
+        """The replica that holds the session; empty = none."""
+        return self.at.name
+
+    @property
     def decided(self) -> int:
         """Output tokens, resumed ones included."""
         return len(self.committed) - self.request.prompt_length
@@ -142,7 +148,7 @@ class Generation:
     def _on_prefix_ready(self, target: str) -> None:
         if self.state is State.WAITING:
             if not target:
-                self._fork_session_id = ""
+                self.at.stands_alone()
             self._start(target)
 
     def _start(self, prefer: str) -> None:
@@ -150,7 +156,7 @@ class Generation:
         self._tell(*self.drafting.want())
 
     def _place_target(self, avoid: str, prefer: str = "") -> None:
-        self.state, self.target, self._avoid = State.PLACING, "", avoid
+        self.state, self.at.name, self._avoid = State.PLACING, "", avoid
         if pause_ms := self._patience.pause_ms:
             self._tell(StartTimer(Timer.RETRY, pause_ms))
         else:
@@ -160,14 +166,14 @@ class Generation:
     def _on_target_placed(self, target: str) -> None:
         if self.state is not State.PLACING:
             raise ProtocolFault(f"a target was placed while {self.state.value}")
-        self.target = target
+        self.at.name = target
         self._tell(StopTimer(Timer.PLACEMENT))
-        self._new_epoch(self.epoch + 1)
+        self._new_epoch(self.at.epoch + 1)
 
     def _new_epoch(self, epoch: int) -> None:
         if not self._patience.epoch():
             return self._fail(InternalFault(f"the session had to be started {self._patience.fruitless} times without a result"))
-        self.epoch, self.round, self._begun, self._kv_length = epoch, 0, False, 0
+        self.at.new_epoch(epoch)
         self._open_round(self._sources.ready()[0], "prefill")
 
     def _on_target_lost(self) -> None:
@@ -177,7 +183,7 @@ class Generation:
         lost = self.target
         self._tell(StopTimer(Timer.STEP), StopTimer(Timer.RETRY), StopTimer(Timer.GRACE), Count("replaced"))
         if self._patience.used_up:
-            self.target = ""
+            self.at.name = ""
             epochs = self._patience.fruitless
             self._fail(Unavailable(f"{epochs} targets in a row were lost before they decided anything; {self._resume_hint}"))
             return
@@ -191,7 +197,7 @@ class Generation:
 
     def _in_flight(self) -> Block | None:
         """The block of the open round."""
-        return self._block if self.state in (State.VERIFYING, State.BACKING_OFF) else None
+        return self.at.block if self.state in (State.VERIFYING, State.GOING, State.BACKING_OFF) else None
 
     def _on_draft_lost(self) -> None:
         self._tell(*self.drafting.lost())
@@ -213,6 +219,7 @@ class Generation:
     def _on_proposal(self, proposal: terms.Proposal) -> None:
         if self.lookahead.add(proposal):
             self.drafting.helped()
+            self._tell_ahead(self.lookahead.newest())
         else:
             self._tell(Count("stale", len(proposal.tokens)))
         if self.state is State.CHOOSING:
@@ -242,54 +249,39 @@ class Generation:
             self._open_round(EMPTY, "miss")
 
     def _open_round(self, block: Block, outcome: str) -> None:
-        self.round += 1
-        self._block, self._outcome, self._expired = block, outcome, 0
+        self.at.new_round(block, outcome, 0 if self._pace.speculates else self.at.going.run_ahead)
         self.tally.opened(outcome)
         self._send_step()
         if not block.own:
             self.lookahead.assume(block.tokens)
         self._tell(*self.drafting.sent(self.lookahead, block))
-
-    def _begin(self) -> terms.Begin:
-        r = self.request
-        return terms.Begin(
-            prompt_length=r.prompt_length,
-            sampling=replace(r.sampling, prompt_logprobs=None) if self._prompt_told else r.sampling,
-            seed=r.seed,
-            rejection_method=r.rejection_method,
-            draft_method=r.draft_method,
-            traceparent=r.traceparent,
-            priority=r.priority,
-            fork_session_id=self._fork_session_id,
-        )
+        if block.own:
+            self._tell_ahead(self.lookahead.block(2 * self._pace.most + 1))
 
     def _send_step(self) -> None:
-        r, block = self.request, self._block
-        base = self._kv_length
-        base_hash = self.lookahead.hash_at(base)
-        step = Step(
-            session_id=r.session_id,
-            epoch=self.epoch,
-            round=self.round,
-            base_length=base,
-            base_hash=prefix_hash(self.committed[:base]) if base_hash is None else base_hash,
-            tokens=(*self.committed[base:], *block.tokens),
-            num_proposed=len(block.tokens),
-            remaining_ms=self._step_deadline_ms,
-            distributions=block.distributions if r.rejection_method is RejectionMethod.STANDARD else (),
-            begin=None if self._begun else self._begin(),
-        )
         self.state = State.VERIFYING
+        step = self.at.step(self.committed, self.lookahead, self._step_deadline_ms)
         self._tell(ToTarget(self.target, step), StartTimer(Timer.STEP, self._step_deadline_ms + OVERDUE_MARGIN_MS))
+
+    def _tell_ahead(self, chain: Block) -> None:
+        """Lets what goes on behind an outcome of the block in flight wait at the target: the outcome's own token, then the continuation."""
+        if not self._ahead or self.state not in (State.VERIFYING, State.GOING) or not self._pace.speculates:
+            return
+        known = 1 + agreement(chain.tokens, self.at.block.tokens)
+        path = chain.head(known + self._pace.length("draft", chain.confidences[known:]))
+        if len(path.tokens) > known and self.at.going.tell(path):
+            self._tell(ToTarget(self.target, self.at.ahead(self.lookahead, path)))
 
     # --- the target answers -------------------------------------------------------------------------------------------
 
     def _on_answered(self, answer: terms.Answer) -> None:
-        if self.state is not State.VERIFYING or (answer.epoch, answer.round) != (self.epoch, self.round):
-            return  # of a placement or round that is over
+        if not self.target or answer.epoch != self.at.epoch:
+            return  # of a placement that is over
         outcome = answer.outcome
         if isinstance(outcome, Result):
-            self._on_result(outcome)
+            self._on_result(answer.round, outcome)
+        elif answer.round != self.at.round or self.state not in (State.VERIFYING, State.GOING):
+            return  # of a round that is over
         elif isinstance(outcome, terms.NoRoom):
             self.state = State.BACKING_OFF
             self._tell(StopTimer(Timer.STEP), StartTimer(Timer.RETRY, float(min(max(1, outcome.retry_after_ms), MAX_RETRY_MS))))
@@ -297,27 +289,31 @@ class Generation:
             self._on_prefix_needed(outcome.have)
         elif isinstance(outcome, terms.Expired):
             self._on_expired()
-        elif isinstance(outcome, terms.UnknownSession | terms.StaleRound):
-            self._new_epoch(self.epoch + 1)
         elif isinstance(outcome, terms.StaleEpoch):
-            self._new_epoch(max(self.epoch, outcome.current) + 1)
+            self._new_epoch(max(self.at.epoch, outcome.current) + 1)
         elif isinstance(outcome, terms.Failed):
             self._on_failed(outcome)
-        else:
-            assert isinstance(outcome, terms.Closed)  # of a Close we never sent while VERIFYING: the placement is gone
-            self._new_epoch(self.epoch + 1)
+        else:  # it does not know the session, or the round, or closed what we never closed
+            self._new_epoch(self.at.epoch + 1)
 
     def _on_prefix_needed(self, have: int) -> None:
-        if have >= self._kv_length:  # it was sent more than that: without this the two would repeat themselves for ever
-            return self._new_epoch(self.epoch + 1)
-        self._kv_length = have
-        self._send_step()
+        if have >= self.at.kv_length:  # it was sent more than that: without this the two would repeat themselves for ever
+            return self._new_epoch(self.at.epoch + 1)
+        self.at.kv_length = have
+        self._ask_again()
 
     def _on_expired(self) -> None:
-        self._expired += 1
-        if self._expired < MAX_EXPIRED:
-            return self._send_step()
+        self.at.expired += 1
+        if self.at.expired < MAX_EXPIRED:
+            return self._ask_again()
         self._fail(DeadlineExceeded(f"the target did not get to the session in {MAX_EXPIRED * self._step_deadline_ms} ms"))
+
+    def _ask_again(self) -> None:
+        """The open round once more; the next one, when the target went on by itself."""
+        if self.at.open:
+            self._send_step()
+        else:
+            self._next_round()
 
     def _on_failed(self, failed: terms.Failed) -> None:
         error = fault(failed.code, failed.message)
@@ -328,31 +324,58 @@ class Generation:
         else:
             self._fail(Unavailable(f"{error}; {self._resume_hint}"))
 
-    def _on_result(self, result: Result) -> None:
-        before, entries = self.lookahead.length, 0 if self._prompt_told else self.request.prompt_length - 1
+    def _on_result(self, round_: int, result: Result) -> None:
+        asked = self.at.open and round_ == self.at.round
+        outcome, block = self.at.outcome, self.at.block
+        if not asked:
+            unasked = self.at.unasked(round_, result, self.lookahead.length)
+            if unasked is None:
+                return
+            outcome, block = "hit" if unasked.tokens else "off", unasked
+            self.tally.opened(outcome)
+        elif self.state is not State.VERIFYING:
+            return  # it said that it has no room: it is asked again, and says the same again
         try:
-            check_result(result, committed=before, block=len(self._block.tokens), prompt_entries=entries)
+            check_result(result, committed=self.lookahead.length, block=len(block.tokens), prompt_entries=self.at.prompt_entries)
         except ProtocolFault as broken:
             return self._fail(broken)
-        self._begun = self._prompt_told = True
-        self._patience.decided()
-        self._tell(StopTimer(Timer.STEP))
-        self.tally.decided(result)
         if result.num_verified:
-            self._pace.learn(SOURCES[self._outcome], self._block, result)
-        news: list[Command] = [ev.Observe(self._outcome, result.num_verified, result.num_accepted, len(result.tokens))]
+            self._pace.learn(SOURCES[outcome], block, result)
+        self._patience.decided()
+        self.tally.decided(result)
+        news: list[Command] = [ev.Observe(outcome, result.num_verified, result.num_accepted, len(result.tokens))]
         if result.tokens or result.prompt_logprobs:
             news.insert(0, ev.Deliver(result.tokens, result.logprobs, origins(result), result.prompt_logprobs))
         if result.finish is not None:
-            self._tell(*news)
+            self._tell(StopTimer(Timer.STEP), *news)
             return self._finish(result.finish, result.stop_token_id)
-        before_hash = self.lookahead.hash
+        self._commit(result, asked)
+        self._tell(*news)
+
+    def _commit(self, result: Result, asked: bool) -> None:
+        """Extends the committed tokens and goes on behind them, unless the next Step is out already."""
+        before, before_hash = self.lookahead.length, self.lookahead.hash
         self.committed += result.tokens
         self._sources.commit(result.tokens, result.forced)
-        self._kv_length = min(result.kv_length_after, len(self.committed) - 1)
+        self.at.decided(result, len(self.committed), asked)
+        if self.at.open:
+            return self._tell(*self.drafting.committed(before, before_hash, result.tokens, self.lookahead))
+        self._tell(StopTimer(Timer.STEP))
         self._tell(*self.drafting.committed(before, before_hash, result.tokens, self.lookahead))
-        self._next_round()
-        self._tell(*news)
+        if self.state is State.CHOOSING:
+            self._tell(StopTimer(Timer.GRACE))
+        if self.state is not State.BACKING_OFF:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """The target has something to go on with, or a round opens."""
+        waiting = self.at.going.waiting()
+        if waiting is None and (self._pace.speculates or not self.at.going.runs or self._reader_behind):
+            return self._next_round()
+        self.state, self.at.block = State.GOING, waiting or EMPTY
+        self._tell(StartTimer(Timer.STEP, SILENT_MS))
+        if waiting is not None:
+            self._tell(*self.drafting.sent(self.lookahead, waiting))
 
     # --- time and the client -------------------------------------------------------------------------------------------
 
@@ -363,7 +386,9 @@ class Generation:
             self._tell(Count("grace_expired"))
             self._open_round(EMPTY, "miss")
         elif timer is Timer.RETRY and state is State.BACKING_OFF:
-            self._send_step()
+            self._ask_again()
+        elif timer is Timer.STEP and state is State.GOING:
+            self._next_round()
         elif timer is Timer.RETRY and state is State.PLACING:
             self._tell(ev.PlaceTarget(self._avoid))
         elif timer is Timer.STEP and state is State.VERIFYING:
@@ -375,7 +400,7 @@ class Generation:
 
     def _leave_target(self) -> None:
         """The target is there and of no use: it may keep nothing of the session."""
-        self._tell(ToTarget(self.target, terms.Close(self.request.session_id, self.epoch)))
+        self._tell(ToTarget(self.target, self.at.close()))
         self._on_target_lost()
 
     def _on_reader_caught_up(self) -> None:
@@ -395,7 +420,7 @@ class Generation:
 
     def _end(self) -> None:
         if self.target:
-            self._tell(ToTarget(self.target, terms.Close(self.request.session_id, self.epoch)))
+            self._tell(ToTarget(self.target, self.at.close()))
         self._tell(*self.drafting.close())
         self.state = State.DONE
         self._tell(ev.Forget())

@@ -23,10 +23,12 @@ HISTORY = 64  # committed positions a proposal may lag behind
 
 
 class _Node:
-    __slots__ = ("children", "confidence", "distribution", "hash", "token")
+    __slots__ = ("children", "confidence", "distribution", "hash", "parent", "token")
 
-    def __init__(self, token: int, hash_: PrefixHash, distribution: DraftDistribution | None, confidence: float) -> None:
-        self.token, self.hash, self.distribution, self.confidence = token, hash_, distribution, confidence
+    def __init__(
+        self, token: int, hash_: PrefixHash, distribution: DraftDistribution | None, confidence: float, parent: _Node | None = None
+    ) -> None:
+        self.token, self.hash, self.distribution, self.confidence, self.parent = token, hash_, distribution, confidence, parent
         self.children: dict[int, _Node] = {}
 
 
@@ -50,6 +52,15 @@ class Block:
         n = num_tokens
         return self if n >= len(self.tokens) else Block(self.tokens[:n], self.distributions[:n], self.own, self.confidences[:n])
 
+    def tail(self, start: int) -> Block:
+        """What lies behind its first `start` tokens."""
+        return Block(self.tokens[start:], self.distributions[start:], self.own, self.confidences[start:])
+
+    def behind(self, decided: tuple[int, ...]) -> Block:
+        """What is left of it when these tokens were decided; EMPTY when they differ from it."""
+        n = len(decided)
+        return self.tail(n) if self.tokens[:n] == decided else EMPTY
+
 
 EMPTY = Block((), ())
 
@@ -64,6 +75,7 @@ class Lookahead:
             self._history[start + i + 1] = walk.extend((token,)).value
         self._root = _Node(-1, walk, None, 0.0)
         self._index = {(walk.length, walk.value): self._root}
+        self._newest: _Node | None = None
         self.nodes = 0
 
     @property
@@ -105,6 +117,7 @@ class Lookahead:
                 child = self._grow(node, tokens[i], distribution, confidence)
                 if child is None:
                     break
+                self._newest = child
                 added += 1
             node = child
         return added
@@ -122,23 +135,31 @@ class Lookahead:
         """A new node below `node`; None when there are too many."""
         if self.nodes >= MAX_NODES:
             return None
-        child = node.children[token] = _Node(token, node.hash.copy().extend((token,)), distribution, confidence)
+        child = node.children[token] = _Node(token, node.hash.copy().extend((token,)), distribution, confidence, node)
         self._index[(child.hash.length, child.hash.value)] = child
         self.nodes += 1
         return child
 
     def block(self, num_tokens: int) -> Block:
         """The first-arrived chain below the root, at most `num_tokens` long; EMPTY on a miss."""
-        tokens: list[int] = []
-        distributions: list[DraftDistribution | None] = []
-        confidences: list[float] = []
+        nodes: list[_Node] = []
         node = self._root
-        while len(tokens) < num_tokens and node.children:
+        while len(nodes) < num_tokens and node.children:
             node = next(iter(node.children.values()))
-            tokens.append(node.token)
-            distributions.append(node.distribution)
-            confidences.append(node.confidence)
-        return Block(tuple(tokens), tuple(distributions), confidences=tuple(confidences)) if tokens else EMPTY
+            nodes.append(node)
+        return _chain(nodes) if nodes else EMPTY
+
+    def newest(self) -> Block:
+        """The chain from the root to the token that joined last; EMPTY when that is behind the root by now."""
+        nodes: list[_Node] = []
+        node = self._newest
+        while node is not None and node is not self._root:
+            nodes.append(node)
+            node = node.parent
+        if node is None or not nodes:
+            return EMPTY
+        nodes.reverse()
+        return _chain(nodes)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Moves the root past newly committed tokens."""
@@ -152,6 +173,7 @@ class Lookahead:
         for length in [n for n in self._history if n < walk.length - len(self._recent)]:
             del self._history[length]
         self._root = node if node is not None else _Node(-1, walk, None, 0.0)
+        self._root.parent = None
         self._reindex()
 
     def _reindex(self) -> None:
@@ -162,3 +184,13 @@ class Lookahead:
             self._index[(node.hash.length, node.hash.value)] = node
             pending.extend(node.children.values())
         self.nodes = len(self._index) - 1
+
+
+def _chain(nodes: Sequence[_Node]) -> Block:
+    return Block(tuple(n.token for n in nodes), tuple(n.distribution for n in nodes), confidences=tuple(n.confidence for n in nodes))
+
+
+def agreement(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

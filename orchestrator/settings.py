@@ -26,6 +26,13 @@ class OrchestratorSettings(CommonSettings):
         high=16,
         doc="tokens that must have occurred before for what followed to be proposed when the draft has nothing; 0 = never",
     )
+    max_run_ahead: int = setting(
+        0,
+        low=0,
+        high=256,
+        doc="plain tokens that a target may decide on its own between two words from here, in rounds without a block; 0 = none",
+    )
+    ahead: bool = setting(False, doc="proposals wait at the target for the round before them, so that it need not wait for the network")
     max_running: int = setting(256, low=1, high=65_536, doc="generations that run at once")
     max_waiting: int = setting(1024, low=0, high=1_048_576, doc="requests that wait for a place; beyond it RESOURCE_EXHAUSTED")
     max_grace_ms: float = setting(50.0, low=0, high=10_000, doc="longest wait of a round for the draft")

@@ -59,6 +59,8 @@ def _start(
     prompt_logprobs: str = "",
     regex: str = "",
     penalty: str = "1",
+    run_ahead: str = "0",
+    ahead: str = "",
 ) -> Generation:
     request = ev.Admitted(
         session_id="s",
@@ -78,12 +80,18 @@ def _start(
         fork_session_id=fork,
     )
     return Generation(
-        request, FixedPace(request.num_speculative_tokens, 50), step_deadline_ms=9000, placement_wait_ms=5000, prompt_lookup_min=int(lookup)
+        request,
+        FixedPace(request.num_speculative_tokens, 50),
+        step_deadline_ms=9000,
+        placement_wait_ms=5000,
+        prompt_lookup_min=int(lookup),
+        max_run_ahead=int(run_ahead),
+        ahead=bool(ahead),
     )
 
 
 def _answered(g: Generation, outcome: terms.Outcome, epoch: str = "", round: str = "") -> ev.Event:  # noqa: A002
-    return ev.Answered(terms.Answer("s", int(epoch or g.epoch), int(round or g.round), outcome))
+    return ev.Answered(terms.Answer("s", int(epoch or g.at.epoch), int(round or g.at.round), outcome))
 
 
 def _result(
@@ -102,7 +110,7 @@ def _result(
     result = terms.Result(
         prefix_length=len(g.committed),
         kv_length_after=len(g.committed) + len(ids) - 1,
-        num_verified=int(verified) if verified else len(g._block.tokens),
+        num_verified=int(verified) if verified else len(g.at.block.tokens),
         num_accepted=int(accepted),
         tokens=ids,
         forced=_ids(forced),

@@ -75,19 +75,20 @@ async def test_F74_twin_an_end_without_release(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("state", list(State))
 async def test_a_cancel_in_every_state_frees_both_pools(monkeypatch: pytest.MonkeyPatch, state: State) -> None:
-    pools = Pools(monkeypatch)
+    pools = Pools(monkeypatch, max_run_ahead=64 if state is State.GOING else 0)
     target, draft = pools.targets[0], pools.drafts[0]
     if state is State.PLACING:
         target.connected = False
     if state is State.CHOOSING:
         draft.silent = True
-    handle = pools.start("s", count=100_000 if state is State.HELD else 20, n=2 if state is State.WAITING else 1)
+    count, n = 100_000 if state is State.HELD else 20, 2 if state is State.WAITING else 1
+    handle = pools.start("s", count=count, k=0 if state is State.GOING else 3, n=n)
     generation = pools.driver._live["s.1" if state is State.WAITING else "s"].generation
     if state in (State.VERIFYING, State.BACKING_OFF, State.WAITING):
         target.silent = True
         await settle(3)
         if state is State.BACKING_OFF:
-            target.say(terms.Answer("s", generation.epoch, generation.round, terms.NoRoom(10_000)))
+            target.say(terms.Answer("s", generation.at.epoch, generation.at.round, terms.NoRoom(10_000)))
     elif state is State.DONE:
         await fetch(handle)
     else:

@@ -290,7 +290,7 @@ async def test_an_answer_that_fails_is_told_and_the_rest_can_be_cancelled(monkey
     handle = pools.start("s", n=3, count=1000)
     await settle(4)
     answer = pools.driver._live["s.1"].generation
-    pools.targets[0].say(terms.Answer("s.1", answer.epoch, answer.round, terms.Failed(13, "not finite")))
+    pools.targets[0].say(terms.Answer("s.1", answer.at.epoch, answer.at.round, terms.Failed(13, "not finite")))
     got: list[list[int]] = [[], [], []]
     with pytest.raises(InternalFault, match="not finite"):
         async for index, event in handle:
