@@ -13,7 +13,8 @@ MAX_TRACEPARENT_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`window` = longest sequence, prompt and output together, that model and KV pool can hold for one session."""
+    """`window` = longest sequence, prompt and output together, that model and KV pool can hold for one session.
+    `prefix_block_tokens` = unit of the prefix cache, that of the KV store; 0 = no cache."""
 
     vocab_size: int
     window: int
@@ -24,6 +25,7 @@ class Limits:
     lease_ms: float
     retry_after_ms: int = 50
     wave_fraction: float = 0.2
+    prefix_block_tokens: int = 64
 
 
 def check_step(step: Step, limits: Limits) -> None:

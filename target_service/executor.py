@@ -19,6 +19,7 @@ from target_service.plan import (
     Decided,
     Drop,
     Fork,
+    Keep,
     Prefilled,
     PromptScore,
     Row,
@@ -72,13 +73,16 @@ class Executor:
             raise EngineFault(f"engine step of {plan.size} rows failed: {type(error).__name__}: {error}") from error
         return StepOutcome(outcomes, int(1e6 * (time.perf_counter() - begun)))
 
-    def _change(self, change: Fork | Drop) -> None:
+    def _change(self, change: Fork | Drop | Keep) -> None:
         """A resident that was parked before its first row has nothing to drop."""
         resident = change.resident
         if isinstance(change, Fork):
             self._slots[resident] = self._engine.kv.fork(self._slots[change.donor], change.length)
             return
         self._samplers.pop(resident, None)
+        if isinstance(change, Keep):
+            self._engine.kv.truncate(self._slots[resident], change.length)
+            return
         slot = self._slots.pop(resident, None)
         if slot is not None:
             self._engine.kv.close(slot)

@@ -2,12 +2,17 @@
 
 Rules
 
-- A new session must fit under the watermark with room to grow, and behind every parked one. Sessions nobody speaks for make way.
-- When live sessions outgrow the pool the youngest is parked: its KV goes, its state stays. Parked sessions return in the order of their
-  age, oldest first, so the oldest always makes progress and each end of a session lets at most as many return as its room allows: no
-  livelock.
-- A new session may begin with a fork: the tokens that it has in common with what a donor holds are there already and are booked once. What
-  becomes of the donor afterwards is no concern of the fork's. A donor that holds nothing, or nothing that agrees, is no donor.
+- A new session must fit under the watermark with room to grow, and behind every parked one. Entries of the prefix cache make way, then
+  sessions nobody speaks for.
+- When live sessions outgrow the pool the same make way, then the youngest is parked: its KV goes, its state stays. Parked sessions return
+  in the order of their age, oldest first, so the oldest always makes progress and each end of a session lets at most as many return as its
+  room allows: no livelock.
+- What a session held when it ended stays as an entry of the prefix cache, in whole blocks of committed tokens. Not so when it ended by a
+  fault, or while a row of it was in the engine: nobody knows what came of that.
+- A new session may begin with a fork: the tokens that it has in common with what a donor holds are there already and are booked once. Donor
+  is who has most of them: the session that it names, an entry, any other session. What becomes of the donor afterwards is no concern of the
+  fork's. A donor that holds nothing, or nothing that agrees, is no donor.
+- An entry of which all agrees is taken over instead: it becomes the session's KV, nothing is copied, and others can fork from the session.
 - Forks and drops reach the engine in the order in which they were decided here, before the rows of the next step. A fork's donor was
   booked when it was decided, so it is still there, and what was released earlier is free.
 - What runs in the engine is not taken from under it.
@@ -16,12 +21,16 @@ Rules
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from target_service.checks import Limits
-from target_service.plan import Drop, Fork
+from target_service.plan import Drop, Fork, Keep
+from target_service.prefix import PrefixCache
 from target_service.sessions import Key, Session
+
+MOVED_PER_SHARED = 8  # tokens that may be moved for each that is shared
 
 
 class Budget(Protocol):
@@ -36,63 +45,146 @@ class Budget(Protocol):
     def fork(self, child: int, parent: int, tokens: int) -> bool: ...
     def write(self, writes: Mapping[Hashable, tuple[int, int]]) -> bool: ...
     def release(self, session: int) -> None: ...
+    def held_alone(self, sessions: Collection[Hashable]) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Donor:
+    """`resident` holds `tokens`, which a new session begins with. `whole`: an entry that holds nothing else."""
+
+    resident: int
+    tokens: tuple[int, ...] = ()
+    whole: bool = False
 
 
 class Room:
-    """`sessions`: all that live, as their owner keeps them; read, never changed."""
+    """`sessions`: all that live, as their owner keeps them; read, never changed. The counts are plain numbers for whoever observes:
+    `cached_tokens` = room that entries alone hold, `hit_tokens` = committed tokens that new sessions found in KV by their content."""
 
     def __init__(self, limits: Limits, budget: Budget, sessions: Mapping[Key, Session]) -> None:
         self._limits, self._budget, self._sessions = limits, budget, sessions
-        self._changes: list[Fork | Drop] = []
+        self._cache = PrefixCache(limits.prefix_block_tokens)
+        self._changes: list[Fork | Drop | Keep] = []
         self._names = itertools.count(1)
+        self.cached_tokens = self.hit_tokens = 0
 
-    def house(self, session: Session, tokens: int, now_ms: float, donor: Session | None = None, shared: int = 0) -> bool:
-        """Give a new or parked session room for its `tokens`, if its turn has come. The first `shared` of them are the donor's."""
+    @property
+    def live_tokens(self) -> int:
+        """Room in use, but for what an admission would find free."""
+        return self._budget.used_tokens - self.cached_tokens
+
+    # ------------------------------------------------------------ who gets room
+
+    def admit(self, session: Session, committed: tuple[int, ...], now_ms: float, named: Session | None = None) -> bool:
+        """House a new session, with what is in KV already. Prompt rows that are not computed give no logits, so a session that asks for the
+        prompt's log-probabilities has no donor."""
+        donor = None if session.begin.sampling.prompt_logprobs is not None else self._donor(committed, named)
+        housed = self.house(session, len(committed), now_ms, donor)
+        if housed and donor is not None and (named is None or donor.resident != named.resident):
+            self.hit_tokens += session.kv_length
+        return housed
+
+    def house(self, session: Session, tokens: int, now_ms: float, donor: Donor | None = None) -> bool:
+        """Give a new or parked session room for its `tokens`, if its turn has come."""
         since = now_ms - self._limits.lease_ms  # who did not ask for so long is not in the way
         parked = (s for s in self._sessions.values() if s.resident is None and s.stream is not None and s.asked_ms >= since)
         if any(other.age < session.age for other in parked):
             return False
         reserve = min(self._limits.reserve_tokens, self._limits.window - tokens)
-        while self._budget.used_tokens and not self._budget.can_admit(tokens - shared, reserve):
-            orphans = [s for s in self._evictable() if s.stream is None]
-            if not orphans:
+        donor = donor or Donor(0)
+        while self._budget.used_tokens and not self._budget.can_admit(tokens - len(donor.tokens), reserve):
+            gone = self._make_way(donor.resident)
+            if gone is None:
                 return False
-            victim = max(orphans, key=_age)
-            if victim is donor:
-                shared = 0
-            self.free(victim)
-        resident = next(self._names)
-        if donor is None or donor.resident is None or shared == 0:
-            if not self._budget.grow(resident, tokens):
-                return False
-        elif self._fork(resident, tokens, donor.resident, shared):
-            session.tokens, session.kv_length = donor.tokens[:shared], shared
-        else:
+            if gone == donor.resident:
+                donor = Donor(0)
+        resident = donor.resident if donor.whole else next(self._names)
+        if not self._book(resident, tokens, donor):
             return False
         session.resident = resident
+        if donor.tokens:
+            session.tokens, session.kv_length = list(donor.tokens), len(donor.tokens)
         return True
 
-    def _fork(self, resident: int, tokens: int, donor: int, shared: int) -> bool:
-        if not self._budget.fork(resident, donor, shared):
+    def _book(self, resident: int, tokens: int, donor: Donor) -> bool:
+        if donor.whole:
+            self._cache.remove(resident)
+            if not self._budget.grow(resident, tokens):
+                self._drop(resident)
+                return False
+            return True
+        if not donor.tokens:
+            return self._budget.grow(resident, tokens)
+        if not self._budget.fork(resident, donor.resident, len(donor.tokens)):
             return False
         if not self._budget.grow(resident, tokens):
             self._budget.release(resident)
             return False
-        self._changes.append(Fork(resident, donor, shared))
+        self._changes.append(Fork(resident, donor.resident, len(donor.tokens)))
         return True
 
+    def _donor(self, committed: tuple[int, ...], named: Session | None) -> Donor | None:
+        """Who holds most of them: the session that is named, an entry, or any other session."""
+        best = None
+        if named is not None and named.resident is not None:
+            best = Donor(named.resident, committed[: named.shareable(committed)])
+        found = self._cache.find(committed)
+        if found is not None and found[1] > _length(best):
+            entry, length = found
+            whole = length == len(entry.tokens)
+            if whole or _pays(length, len(entry.tokens)):
+                best = Donor(entry.resident, committed[:length], whole)
+        for other in self._sessions.values():
+            length = self._shared(other, committed, _length(best))
+            if other.resident is not None and _pays(length, other.kv_length):
+                best = Donor(other.resident, committed[:length])
+        return best
+
+    def _shared(self, other: Session, committed: tuple[int, ...], known: int) -> int:
+        """How many tokens of it can be shared in whole blocks; 0 when they are not more than are `known` to be elsewhere."""
+        step = self._cache.block_tokens
+        most = self._cache.whole(min(other.kv_length, len(committed) - 1))
+        length = self._cache.whole(known) + step
+        if not 0 < length <= most or tuple(other.tokens[:length]) != committed[:length]:
+            return 0
+        while length < most and tuple(other.tokens[length : length + step]) == committed[length : length + step]:
+            length += step
+        return length
+
     def extend(self, session: Session) -> list[Session]:
-        """Room for the session's next step, at the cost of those nobody speaks for, then of the youngest, which may be itself. Returns whom
-        it cost their KV."""
+        """Room for the session's next step, at the cost of entries, then of those nobody speaks for, then of the youngest, which may be
+        itself. Returns whom it cost their KV."""
         assert session.pending is not None
         end = len(session.tokens) + len(session.pending.block)
         parked = []
         while session.resident is not None and not self._budget.write({session.resident: (session.kv_length, end)}):
-            evictable = self._evictable()
-            victim = max([s for s in evictable if s.stream is None] or evictable, key=_age)
-            self.free(victim)
-            parked.append(victim)
+            if self._evict() is None:
+                evictable = self._evictable()
+                victim = max([s for s in evictable if s.stream is None] or evictable, key=_age)
+                self.free(victim)
+                parked.append(victim)
         return parked
+
+    # ------------------------------------------------------------ who gives it back
+
+    def _make_way(self, donor: int) -> int | None:
+        """Frees what nobody speaks for, the donor last where there is a choice. Returns which resident, None when there is none."""
+        if (entry := self._evict(donor)) is not None:
+            return entry
+        orphans = [s for s in self._evictable() if s.stream is None]
+        if not orphans:
+            return None
+        victim = max(orphans, key=_age)
+        resident = victim.resident
+        self.free(victim)
+        return resident
+
+    def _evict(self, besides: int | None = None) -> int | None:
+        resident = self._cache.oldest(besides)
+        if resident is not None:
+            self._cache.remove(resident)
+            self._drop(resident)
+        return resident
 
     def _evictable(self) -> list[Session]:
         """Sessions that hold KV and are not in the engine."""
@@ -101,14 +193,39 @@ class Room:
     def free(self, session: Session) -> None:
         """Release the session's KV. Once: who has none has nothing to release."""
         if session.resident is not None:
-            self._budget.release(session.resident)
-            self._changes.append(Drop(session.resident))
+            self._drop(session.resident)
             session.drop_kv()
 
-    def take_changes(self) -> tuple[Fork | Drop, ...]:
+    def end(self, session: Session, sound: bool = True) -> None:
+        """The session is over: its KV becomes an entry, or goes. `sound`: it did not end by a fault."""
+        whole = self._cache.whole(session.kv_length)
+        if session.resident is None or session.flying or not sound or whole == 0:
+            return self.free(session)
+        resident, tokens = session.resident, session.tokens[:whole]
+        session.drop_kv()
+        self._changes.append(Keep(resident, whole))
+        for redundant in self._cache.add(resident, tokens):
+            self._drop(redundant)
+
+    def _drop(self, resident: int) -> None:
+        self._budget.release(resident)
+        self._changes.append(Drop(resident))
+
+    def take_changes(self) -> tuple[Fork | Drop | Keep, ...]:
         """What the engine has to follow since the last call."""
         changes, self._changes = tuple(self._changes), []
+        if changes:
+            self.cached_tokens = self._budget.held_alone(self._cache.residents)
         return changes
+
+
+def _pays(shared: int, held: int) -> bool:
+    """At its first fork a CPU's store moves all that the donor holds, at a tenth of what computing it costs."""
+    return 0 < held <= MOVED_PER_SHARED * shared
+
+
+def _length(donor: Donor | None) -> int:
+    return 0 if donor is None else len(donor.tokens)
 
 
 def _age(session: Session) -> int:

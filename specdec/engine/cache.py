@@ -10,7 +10,7 @@ fork of a fork shares only what its parent shares.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import TypeVar
 
 from specdec.errors import EngineFault
@@ -115,6 +115,14 @@ class KvBudget:
         """How far the others reach into it: what must stay when `session` leaves."""
         family = self._families.get(session)
         return 0 if family is None else family.reach_of_others(session) * self.block_tokens
+
+    def held_alone(self, sessions: Collection[Hashable]) -> int:
+        """Tokens that would be free if all of these were released."""
+        families = {id(family): family for session in sessions if (family := self._families.get(session)) is not None}
+        blocks = sum(self._own.get(session, 0) for session in sessions)
+        for family in families.values():
+            blocks += family.blocks - max((reach for member, reach in family.reach.items() if member not in sessions), default=0)
+        return blocks * self.block_tokens
 
     def must_part(self, session: Hashable, start: int) -> bool:
         """Would writing from token `start` on change what others share with it, or what it shares with others?"""

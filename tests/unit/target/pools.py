@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,10 @@ class Pool:
             return True
         self.cells[session] = before
         return False
+
+    def held_alone(self, sessions: Collection[Hashable]) -> int:
+        others = itertools.chain.from_iterable(cells for name, cells in self.cells.items() if name not in sessions)
+        return self.used_tokens - len(set(others))
 
     def release(self, session: int) -> None:
         del self.cells[session]  # KeyError = released twice

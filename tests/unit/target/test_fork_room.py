@@ -136,7 +136,7 @@ def test_on_the_real_engine_and_its_accounts() -> None:
     texts = {}
     for fork in (True, False):
         engine = tiny_engine(kv_tokens=8 * 64 if fork else 4096)
-        bench = Bench(vocab=128, max_num_speculative_tokens=3, reserve_tokens=8, max_step_rows=40)
+        bench = Bench(vocab=128, max_num_speculative_tokens=3, reserve_tokens=8, max_step_rows=40, prefix_block_tokens=0)
         bench.engine = bench.executor._engine = engine
         bench.pool = bench.verifier.budget = KvBudget(engine.info.kv_total_tokens)
         bench.verifier = Verifier(bench.limits, bench.pool)

@@ -34,7 +34,7 @@ from specdec.terms import (
 )
 from target_service import sessions
 from target_service.executor import Executor
-from target_service.plan import Fork, StepPlan
+from target_service.plan import Fork, Keep, StepPlan
 from tests.fakes import hashed_script
 from tests.unit.target.harness import GREEDY, Bench, reference
 from tests.unit.target.pools import BlockPool
@@ -71,8 +71,8 @@ class Book:
 
 
 class Interleavings(RuleBasedStateMachine):
-    @initialize(pool=st.integers(24, 80), rows=st.integers(6, 24), prompt=PROMPTS, blocks=st.booleans())
-    def start(self, pool: int, rows: int, prompt: list[int], blocks: bool) -> None:
+    @initialize(pool=st.integers(24, 80), rows=st.integers(6, 24), prompt=PROMPTS, blocks=st.booleans(), cache=st.booleans())
+    def start(self, pool: int, rows: int, prompt: list[int], blocks: bool, cache: bool) -> None:
         self.bench = Bench(
             SCRIPT,
             vocab=VOCAB,
@@ -83,6 +83,7 @@ class Interleavings(RuleBasedStateMachine):
             reserve_tokens=2,
             lease_ms=100.0,
             max_sessions=3,
+            prefix_block_tokens=4 if cache else 0,
         )
         self.stream: int | None = self.bench.hello()
         self.books: dict[str, Book] = {}
@@ -274,7 +275,9 @@ class Interleavings(RuleBasedStateMachine):
             return
         verifier, pool = self.bench.verifier, self.bench.pool
         assert pool.used_tokens <= pool.total_tokens
-        assert {s.resident for s in verifier._sessions.values() if s.resident is not None} == set(pool.held)
+        live = {s.resident for s in verifier._sessions.values() if s.resident is not None}
+        kept = verifier.room._cache._entries
+        assert live | kept.keys() == pool.held.keys() and not live & kept.keys()
         assert len(pool.releases) == len(set(pool.releases))
         assert {s.key for s in verifier._sessions.values() if s.flying} <= {s.key for s, _ in verifier._flying}
         holds = {resident: self.bench.engine.kv.slots[slot] for resident, slot in self.bench.executor._slots.items()}
@@ -282,6 +285,10 @@ class Interleavings(RuleBasedStateMachine):
             if isinstance(change, Fork):
                 assert len(holds[change.donor]) >= change.length
                 holds[change.resident] = holds[change.donor][: change.length]
+            elif isinstance(change, Keep):
+                assert len(holds[change.resident]) >= change.length
+                holds[change.resident] = holds[change.resident][: change.length]
+        assert all(holds[resident] == list(one.tokens) for resident, one in kept.items())
         for session in verifier._sessions.values():
             assert session.kv_length < max(1, len(session.tokens))
             assert session.resident is None or session.kv_length <= pool.held[session.resident]
@@ -302,8 +309,11 @@ class Interleavings(RuleBasedStateMachine):
             self.bench.verifier.detach(self.stream, self.bench.now)
         self.bench.now += 1000
         self.bench.settle()
-        assert self.bench.verifier.num_sessions == 0 and self.bench.pool.held == {} and self.bench.engine.kv.slots == {}
-        assert self.bench.executor._samplers == {} and self.bench.executor._slots == {}
+        kept = self.bench.verifier.room._cache._entries
+        assert self.bench.verifier.num_sessions == 0 and self.bench.executor._samplers == {}
+        assert self.bench.pool.held.keys() == self.bench.executor._slots.keys() == kept.keys()
+        assert len(self.bench.engine.kv.slots) == len(kept)
+        assert self.bench.verifier.room.live_tokens == 0
 
 
 TestInterleavings = Interleavings.TestCase
@@ -323,7 +333,7 @@ def walk(seed: int, steps: int = 80) -> None:
         return rng.choice(SESSIONS)
 
     machine = Interleavings()
-    machine.start(pool=rng.randrange(24, 81), rows=rng.randrange(6, 25), prompt=prompt(), blocks=seed % 2 == 1)
+    machine.start(pool=rng.randrange(24, 81), rows=rng.randrange(6, 25), prompt=prompt(), blocks=seed % 2 == 1, cache=seed % 3 > 0)
     acts: list[tuple[int, Callable[[], None]]] = [
         (4, lambda: machine.place(name(), prompt(), rng.randrange(6), rng.random() < 0.3, name())),
         (8, lambda: machine.step(name(), rng.randrange(6), rng.random() < 0.7, 5 if rng.random() < 0.1 else 60_000)),

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from specdec.terms import Close, NoRoom, PrefixNeeded, Result
-from target_service.room import Room
+from target_service.room import Donor, Room
 from target_service.sessions import Session
 from tests.fakes import ScriptedRow, hashed_script
 from tests.unit.target.harness import VOCAB, Bench, Caller, first_step, next_step, only, oracle, reference, run_all
@@ -185,7 +185,7 @@ def test_evicting_the_least_recently_used_thrashes(monkeypatch: pytest.MonkeyPat
         while session.resident is not None and not self._budget.grow(session.resident, tokens):
             victim = min((s for s in self._evictable() if s is not session), key=lambda s: (s.asked_ms, s.age))
             if victim.pending is not None:
-                bench.verifier._tell(victim, victim.pending.round, NoRoom(0))
+                bench.verifier._answers.tell(victim, victim.pending.round, NoRoom(0))
                 victim.pending = None
             self.free(victim)
 
@@ -194,7 +194,7 @@ def test_evicting_the_least_recently_used_thrashes(monkeypatch: pytest.MonkeyPat
         take(self, session, len(session.tokens) + len(session.pending.block))
         return []
 
-    def house(self: Room, session: Session, tokens: int, now_ms: float, donor: Session | None = None, shared: int = 0) -> bool:
+    def house(self: Room, session: Session, tokens: int, now_ms: float, donor: Donor | None = None) -> bool:
         session.resident = next(self._names)
         take(self, session, tokens)
         return True
