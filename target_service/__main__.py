@@ -105,6 +105,7 @@ def limits(settings: Settings, info: ModelInfo) -> Limits:
         max_num_speculative_tokens=settings.max_num_speculative_tokens,
         reserve_tokens=settings.reserve_tokens,
         lease_ms=float(settings.lease_ms),
+        max_run_ahead=settings.max_run_ahead,
     )
 
 

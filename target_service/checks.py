@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from specdec.errors import InvalidRequest, Unsupported
-from specdec.terms import LEGAL_METHODS, MAX_PROMPT_LOGPROBS, Begin, RejectionMethod, Step
+from specdec.errors import InvalidRequest
+from specdec.terms import LEGAL_METHODS, MAX_AHEAD_TOKENS, MAX_PROMPT_LOGPROBS, Ahead, Begin, RejectionMethod, Step
 
 MAX_TRACEPARENT_CHARS = 128
 
@@ -26,12 +26,11 @@ class Limits:
     retry_after_ms: int = 50
     wave_fraction: float = 0.2
     prefix_block_tokens: int = 64
+    max_run_ahead: int = 64  # plain rounds after one Step; more is asked for in vain
 
 
 def check_step(step: Step, limits: Limits) -> None:
-    """What can be said of a Step without its session. Raises InvalidRequest or Unsupported."""
-    if step.run_ahead > 0:
-        raise Unsupported("step.run_ahead")
+    """What can be said of a Step without its session. Raises InvalidRequest."""
     _count("step.epoch", step.epoch)
     _count("step.round", step.round)
     if step.num_proposed > limits.max_num_speculative_tokens:
@@ -77,6 +76,15 @@ def check_distributions(step: Step, begin: Begin, limits: Limits) -> None:
     for index, q in enumerate(step.distributions):
         if q is not None:
             q.check(limits.vocab_size, f"step.distributions[{index}]")
+
+
+def check_ahead(ahead: Ahead, limits: Limits) -> None:
+    """What can be said of an Ahead without its session. Raises InvalidRequest."""
+    _count("ahead.epoch", ahead.epoch)
+    _count("ahead.prefix_length", ahead.prefix_length)
+    if not 1 <= len(ahead.tokens) <= MAX_AHEAD_TOKENS:
+        raise InvalidRequest("ahead.tokens", f"must hold 1 to {MAX_AHEAD_TOKENS} proposals (MAX_AHEAD_TOKENS), got {len(ahead.tokens)}")
+    _ids("ahead.tokens", ahead.tokens, limits.vocab_size)
 
 
 def _ids(field: str, ids: Iterable[int], vocab_size: int) -> None:

@@ -69,7 +69,7 @@ class EngineLoop:
     def attach(self, orchestrator_id: str) -> tuple[int, Outlet]:
         if self._fault is not None:
             raise self._fault
-        stream, outlet = self.verifier.attach(orchestrator_id), Outlet(self._max_unread)
+        stream, outlet = self.verifier.attach(orchestrator_id), Outlet(self._max_unread, self._wake.set)
         self._outlets[stream] = outlet
         return stream, outlet
 
@@ -160,10 +160,14 @@ class EngineLoop:
             await self._wake.wait()
             self._wake.clear()
             await self._hold()
-            while (plan := self.verifier.plan(self._now_ms())) is not None:
+            while (plan := self._plan()) is not None:
                 await self._step(plan)
                 await self._hold()
             self._hand_out()
+
+    def _plan(self) -> StepPlan | None:
+        behind = {stream for stream, outlet in self._outlets.items() if outlet.behind}
+        return self.verifier.plan(self._now_ms(), behind)
 
     async def _hold(self) -> None:
         """Wait for the rest of a wave, as long as the verifier thinks it pays."""

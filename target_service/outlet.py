@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from specdec.errors import Overloaded, SpecdecError
@@ -39,16 +39,22 @@ def packed(answers: Sequence[Answer], rows: int, engine_us: int) -> Iterator[Bat
 
 
 class Outlet:
-    """`offer` never blocks; one writer calls `take`."""
+    """`offer` never blocks; one writer calls `take`. `caught_up` is called when the reader is no longer behind."""
 
-    def __init__(self, max_unread: int) -> None:
-        self._max_unread = max_unread
+    def __init__(self, max_unread: int, caught_up: Callable[[], None] = lambda: None) -> None:
+        self._max_unread, self._caught_up = max_unread, caught_up
         self._batches: collections.deque[Batch] = collections.deque()
         self._unread = 0
         self._wake = asyncio.Event()
         self._ended = False
         self._fault: SpecdecError | None = None
         self._failed = asyncio.Event()
+
+    @property
+    def behind(self) -> bool:
+        """Half of what may be unread is. What nobody asked for waits then: results of Steps are as many as their sessions, the others are
+        not, and a reader that is late for a moment keeps its stream."""
+        return 2 * self._unread > self._max_unread
 
     def offer(self, batch: Batch) -> None:
         self._unread += len(batch.answers)
@@ -82,8 +88,10 @@ class Outlet:
             if self._fault is not None:
                 raise self._fault
             if self._batches:
-                batch = self._batches.popleft()
+                batch, was_behind = self._batches.popleft(), self.behind
                 self._unread -= len(batch.answers)
+                if was_behind and not self.behind:
+                    self._caught_up()
                 return batch
             if self._ended:
                 return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.runtime.settings import CommonSettings, setting
+from specdec.terms import MAX_ROUND_RESULTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Settings(CommonSettings):
     reserve_tokens: int = setting(128, low=0, doc="room to grow that a new session must find, tokens")
     lease_ms: int = setting(10_000, low=0, high=3_600_000, doc="how long sessions outlive their stream, ms")
     max_unread_results: int = setting(1024, low=1, doc="unread answers after which a stream is closed")
+    max_run_ahead: int = setting(64, low=0, high=MAX_ROUND_RESULTS - 1, doc="most tokens decided after a Step without being asked")
     max_num_speculative_tokens: int = setting(16, low=0, high=1024, doc="most proposals in one Step")
 
     def problems(self) -> list[str]:

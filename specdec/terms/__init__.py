@@ -42,6 +42,7 @@ from specdec.terms.request import (
 from specdec.terms.verifying import (
     MAX_AHEAD_TOKENS,
     MAX_AHEADS,
+    MAX_ROUND_RESULTS,
     Ahead,
     Answer,
     Begin,
@@ -88,6 +89,7 @@ __all__ = [
     "MAX_ID_BYTES",
     "MAX_LOGPROBS",
     "MAX_PROMPT_LOGPROBS",
+    "MAX_ROUND_RESULTS",
     "MAX_SEED",
     "MAX_START_BYTES",
     "ModelInfo",

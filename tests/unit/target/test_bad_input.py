@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdec.terms import DraftDistribution, DraftMethod, Failed, RejectionMethod, SamplingParams
+from specdec.terms import MAX_AHEAD_TOKENS, Ahead, DraftDistribution, DraftMethod, Failed, RejectionMethod, SamplingParams
 from tests.fakes import hashed_script
 from tests.unit.target.harness import GREEDY, VOCAB, Bench, Caller, first_step, next_step, only, oracle, reference, run_all
 
@@ -102,10 +102,27 @@ def test_a_bad_round_leaves_the_session_and_its_kv_alone() -> None:
     assert bench.engine.log[-1][0].start == 3
 
 
-def test_what_is_not_served_says_so_by_name() -> None:
+BAD_AHEADS = {
+    "ahead.epoch": Ahead("s", 0, 5, 0, (1,)),
+    "ahead.prefix_length": Ahead("s", 1, 0, 0, (1,)),
+    "ahead.tokens": Ahead("s", 1, 5, 0, ()),
+    "ahead.tokens: must": Ahead("s", 1, 5, 0, (1,) * (MAX_AHEAD_TOKENS + 1)),
+    "ahead.tokens: token id": Ahead("s", 1, 5, 0, (1, VOCAB)),
+}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("says", BAD_AHEADS)
+def test_a_malformed_ahead_is_answered_alone_and_harms_nothing(says: str, known: bool) -> None:
     bench = Bench()
-    failed = only(bench.send(bench.hello(), replace(first_step(PROMPT), run_ahead=1)))
-    assert isinstance(failed, Failed) and failed.code == 12 and failed.message.startswith("step.run_ahead")
+    stream = bench.hello()
+    if known:
+        bench.send(stream, first_step(PROMPT))
+    [answer] = bench.send(stream, BAD_AHEADS[says])
+    assert isinstance(answer.outcome, Failed) and answer.outcome.message.startswith(says)
+    assert (answer.round, answer.outcome.code, answer.outcome.drop) == (0, 3, False)
+    if known:
+        assert only(bench.turn()).tokens == tuple(reference(SCRIPT, PROMPT, 1))
 
 
 def test_parameters_that_leave_no_token_fail_that_session_alone() -> None:
