@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable, Sequence
 
 from target_service.checks import Limits
 from target_service.plan import PromptScore, Row, Score
 from target_service.sessions import Key, Session
 
-PREFILL_SHARE = 8  # one part in so many of the row budget is kept for prefills while decode rows would take all of it
+PREFILL_SHARE = 8  # one part in so many of the row budget is kept for prefills, however much others decode
+STRETCH = 2.0  # prefills may make a step that others wait for so many times longer, beyond their share of rows
+RETURN_STEPS = 10  # who does not come back within the time of so many full steps is not waited for
 
 
-def choose_rows(queued: Sequence[Session], limits: Limits) -> list[tuple[Session, Row]]:
-    """Rows of the next step, in order of arrival: sessions that only decode first, then pieces of prefills, within `max_step_rows`.
+def choose_rows(queued: Sequence[Session], limits: Limits, cost: StepCost, away: int = 0) -> list[tuple[Session, Row]]:
+    """Rows of the next step, in order of arrival: sessions that only decode first, then pieces of prefills, within `max_step_rows`. While
+    sessions decode, those that are `away` between two rounds among them, pieces are no longer than STRETCH allows.
 
     A block is scored only together with the last committed token, never before the prompt is complete. A round that decides nothing feeds
     the rows of the prompt that score a token, and no other.
@@ -27,14 +32,41 @@ def choose_rows(queued: Sequence[Session], limits: Limits) -> list[tuple[Session
         if need <= left - kept_back or not chosen:
             chosen.append((session, _row(session, limits, _todo(session))))
             left -= need
-    for session in prefills:
-        todo = _todo(session)
-        size = todo if todo + _block(session) <= left else min(left, todo - 1)
-        if size > 0:
-            row = _row(session, limits, size)
-            chosen.append((session, row))
-            left -= len(row.tokens)
-    return chosen
+    if prefills and (decodes or away):
+        rows = limits.max_step_rows - left
+        left = min(left, max(kept_back, cost.rows_within(STRETCH * cost.at(rows + away), limits.max_step_rows) - rows))
+    return chosen + [(session, _row(session, limits, size)) for session, size in _pieces(prefills, left)]
+
+
+def returning(sessions: Iterable[Session], now_ms: float, within_ms: float) -> int:
+    """How many decode and are not queued: between a result and their next Step."""
+    return sum(s.awaited and s.resident is not None and s.round > 0 and now_ms - s.asked_ms <= within_ms for s in sessions)
+
+
+def _pieces(prefills: Sequence[Session], rows: int) -> list[tuple[Session, int]]:
+    """How many committed tokens of each are fed: the first in order gets half of the rows, the others by how little they lack, what is left
+    the first again. So a short prompt passes a long one, and the long one gets on."""
+    if not prefills:
+        return []
+    first = prefills[0]
+    sizes = {first.key: (size := _piece(first, -(-rows // 2)))}
+    rows -= size + _scored(first, size)
+    for session in sorted(prefills, key=lambda s: (s.begin.priority, _todo(s) - sizes.get(s.key, 0))):
+        had = sizes.get(session.key, 0)
+        spent = had + _scored(session, had)
+        size = _piece(session, rows + spent)
+        sizes[session.key], rows = size, rows + spent - size - _scored(session, size)
+    return [(session, sizes[session.key]) for session in prefills if sizes[session.key] > 0]
+
+
+def _piece(session: Session, rows: int) -> int:
+    todo = _todo(session)
+    return todo if todo + _block(session) <= rows else max(0, min(rows, todo - 1))
+
+
+def _scored(session: Session, size: int) -> int:
+    """Rows that come with a piece of this size."""
+    return _block(session) if size == _todo(session) else 0
 
 
 def _todo(session: Session) -> int:
@@ -111,22 +143,42 @@ class Wave:
 
 
 class StepCost:
-    """Time of an engine step by its rows: a running mean per power of two, neighbours scaled where nothing was seen."""
+    """Time of an engine step by its rows: running means of both per power of two, and lines between them."""
 
     FIRST_GUESS_MS = 50.0
     WEIGHT = 0.2
+    LEAST = 0.25  # share of the smallest step seen that a smaller one costs in any case
 
     def __init__(self) -> None:
-        self._mean_ms: dict[int, float] = {}
+        self._means: dict[int, tuple[float, float]] = {}  # power of two → rows, ms
 
     def seen(self, rows: int, took_ms: float) -> None:
-        bucket = rows.bit_length()
-        mean = self._mean_ms.get(bucket, took_ms)
-        self._mean_ms[bucket] = mean + self.WEIGHT * (took_ms - mean)
+        mean_rows, mean_ms = self._means.get(rows.bit_length(), (float(rows), took_ms))
+        self._means[rows.bit_length()] = mean_rows + self.WEIGHT * (rows - mean_rows), mean_ms + self.WEIGHT * (took_ms - mean_ms)
 
     def predicted_ms(self, rows: int) -> float:
-        if not self._mean_ms:
+        """The mean of the steps nearest in size."""
+        if not self._means:
             return self.FIRST_GUESS_MS
         bucket = rows.bit_length()
-        nearest = min(self._mean_ms, key=lambda b: abs(b - bucket))
-        return self._mean_ms[nearest]
+        return self._means[min(self._means, key=lambda b: abs(b - bucket))][1]
+
+    def at(self, rows: int) -> float:
+        """ms, never less for more rows. Outside of what was seen the nearest line goes on: to the right it rises at least half as steeply
+        as one through the origin, to the left it ends at LEAST."""
+        means = [self._means[bucket] for bucket in sorted(self._means)]
+        if not means:
+            return self.FIRST_GUESS_MS
+        first_rows, first_ms = means[0]
+        if len(means) == 1:
+            return first_ms * max(rows / first_rows, self.LEAST)
+        rising = itertools.accumulate((ms for _, ms in means), max)
+        for (low, low_ms), (high, high_ms) in itertools.pairwise(zip((seen for seen, _ in means), rising, strict=True)):
+            slope = (high_ms - low_ms) / (high - low)
+            if rows <= high:
+                return max(low_ms + slope * (rows - low), first_ms * self.LEAST)
+        return high_ms + max(slope, high_ms / high / 2) * (rows - high)
+
+    def rows_within(self, ms: float, most: int) -> int:
+        """How many rows, at most `most`, a step may have that is expected to take no longer."""
+        return bisect.bisect_right(range(1, most + 1), ms, key=self.at)

@@ -39,7 +39,7 @@ from specdec.terms import (
     VerifyItem,
 )
 from target_service.answers import Answers
-from target_service.batching import StepCost, Wave, choose_rows
+from target_service.batching import RETURN_STEPS, StepCost, Wave, choose_rows, returning
 from target_service.checks import Limits, check_ahead, check_begin, check_distributions, check_step
 from target_service.plan import Compile, Decided, Prefilled, Row, RowFault, RowOutcome, StepOutcome, StepPlan
 from target_service.room import Budget, Room
@@ -241,7 +241,8 @@ class Verifier:
         for session in sorted(queued, key=_age):
             if session.pending is not None:
                 self._extend(session)
-        self._flying = choose_rows([s for s in queued if s.pending is not None], self.limits)
+        away = returning(self._sessions.values(), now_ms, RETURN_STEPS * self.cost.predicted_ms(self.limits.max_step_rows))
+        self._flying = choose_rows([s for s in queued if s.pending is not None], self.limits, self.cost, away)
         for session, row in self._flying:
             assert session.pending is not None
             session.flying, session.pending.scoring = True, row.score is not None

@@ -92,10 +92,10 @@ def test_a_donor_in_the_middle_of_its_prefill() -> None:
     bench.send(stream, first_step(long, session="donor", sampling=SAMPLED))
     bench.turn()
     bench.send(stream, child(long))
-    for expected in ([9], [18], [27, 9], [15], [24]):
-        heard = bench.turn()
+    for expected in ([9], [18], [27, 9]):
+        bench.turn()
         assert starts(bench) == expected
-    assert only(heard).tokens == tuple(reference(SCRIPT, long, 1, sampling=SAMPLED, seed=8))
+    assert only(bench.until_answered(stream)).tokens == tuple(reference(SCRIPT, long, 1, sampling=SAMPLED, seed=8))
 
 
 # ------------------------------------------------------------ between admission and plan

@@ -186,9 +186,9 @@ class Interleavings(RuleBasedStateMachine):
         self.bench.finish(self.plan)
         self.plan = None
         for session in self.bench.verifier._sessions.values():
-            if session.round > rounds[session.key] and session.resident is not None and session.last is not None:
+            if session.round > rounds[session.key] and session.resident is not None and session.told:
                 slot = self.bench.engine.kv.slots[self.bench.executor._slots[session.resident]]
-                decided = isinstance(session.last.outcome, Result) and session.last.outcome.tokens
+                decided = isinstance(session.told[-1].outcome, Result) and session.told[-1].outcome.tokens
                 assert len(slot) == session.kv_length or not decided, "F119: the rollback was one"
         self.listen()
 

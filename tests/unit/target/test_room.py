@@ -151,7 +151,7 @@ def test_a_session_nobody_speaks_for_is_parked_before_a_younger_one() -> None:
     bench.verifier.detach(leaver, bench.now)
     old = [*prompt(0), *reference(SCRIPT, prompt(0), 1)]
     bench.send(stream, next_step([*old, *[1] * 15], [7] * 8, round_=2, session="old", base=10))
-    assert [a.session_id for _, a in bench.turn()] == ["old"]
+    assert [a.session_id for a in bench.until_answered(stream)] == ["old"]
     young = [*prompt(2), *reference(SCRIPT, prompt(2), 1)]
     bench.send(stream, next_step(young, round_=2, session="young"))
     assert only(bench.turn()).tokens == tuple(reference(SCRIPT, young, 1)), "it kept its KV"
