@@ -115,8 +115,9 @@ class Rounds:
     def _set_block(
         self, session: Session, pending: Pending, block: tuple[int, ...], distributions: tuple[DraftDistribution | None, ...] = ()
     ) -> None:
-        """Proposals that can count: the target's own token comes after the last of them."""
-        most = max(0, min(self._left(session), self._limits.max_step_rows) - 1)
+        """Proposals that can count: the target's own token comes after the last of them. An Ahead keeps one also where none can, so that
+        its result is told from a plain one."""
+        most = max(int(pending.own), min(self._left(session), self._limits.max_step_rows) - 1)
         pending.block, pending.distributions = block[:most], distributions[:most]
 
     def _left(self, session: Session) -> int:

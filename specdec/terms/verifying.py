@@ -8,7 +8,7 @@ from specdec.terms.decided import DraftDistribution, FinishReason, TokenLogprobs
 from specdec.terms.request import DraftMethod, RejectionMethod, SamplingParams
 
 MAX_AHEAD_TOKENS = 256  # in one Ahead
-MAX_AHEADS = 8  # of one session that wait at a target; the oldest makes way
+MAX_AHEADS = 32  # of one session that wait at a target; the oldest makes way
 MAX_ROUND_RESULTS = 256  # told under one round; then a target decides nothing by itself until the next Step
 
 
