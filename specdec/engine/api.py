@@ -32,6 +32,7 @@ class EngineConfig:
     `kv_tokens`: bound on K/V over all slots; 8192 are 377 MB for SmolLM2-135M, whose token takes 46 KB.
     `max_rows`: most tokens in one call. `window`: longest slot; None = what the model was made for, or kv_tokens when that is less.
     `reduced_head`: score only the ids of model_dir/draft_vocab.json when the file is there.
+    `native`: under int8 on the lean path, compiled kernels where they can be had; False: torch's, whose bits differ.
     `replay`: on a GPU, record steps of a recurring shape and replay them (lean path).
     `self_test`: prove at start, on this machine, what `EngineInfo.batch_invariant` claims; without it the claim is False.
     """
@@ -45,6 +46,7 @@ class EngineConfig:
     max_rows: int = 512
     window: int | None = None
     reduced_head: bool = False
+    native: bool = True
     replay: bool = True
     self_test: bool = True
 

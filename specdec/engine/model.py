@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specdec.engine.api import Engine, EngineConfig, EngineInfo, UnsupportedModel
-from specdec.engine.attention import KEY_BLOCK, QUERY_ROWS, Attention
+from specdec.engine.attention import KEY_BLOCK, QUERY_ROWS, Attention, RowAttention
 from specdec.engine.invariance import examine
 from specdec.engine.kv import KvStore
 from specdec.engine.lean import LeanModel
+from specdec.engine.native import Descriptors, Kernels, NativeModel, load_kernels, why_not
 from specdec.engine.padded import SHORT, PaddedAttention
 from specdec.engine.paged import PagedStore
 from specdec.engine.quantize import Linears, has_vnni, supported
@@ -91,6 +92,9 @@ def load_engine_from_weights(raw: Mapping[str, Any], weights: Mapping[str, Tenso
 
 
 def _build_lean(source: _Source, config: EngineConfig, shape: LlamaShape, weights: Mapping[str, Tensor], digest: str = "") -> Engine:
+    kernels = _kernels(config, shape, weights)
+    if kernels is not None:
+        return _build_native(kernels, source, config, shape, weights, digest)
     config, place = _settle(config), _device(config)
     window = _window(source.raw, config)
     linears = Linears(config.dtype, config.max_rows, place)
@@ -99,7 +103,36 @@ def _build_lean(source: _Source, config: EngineConfig, shape: LlamaShape, weight
     replays = config.replay and config.device == "cuda"
     with torch.inference_mode():
         model = LeanModel(shape, weights, linears, attention, window, head_ids, place, replays)
-    return _finish(source, config, store, attention, model, "lean", digest or weights_digest(weights))
+    return _finish(source, config, store, attention, model, "lean", _fingerprint(config, "lean", digest or weights_digest(weights)))
+
+
+def _kernels(config: EngineConfig, shape: LlamaShape, weights: Mapping[str, Tensor]) -> Kernels | None:
+    """Where compiled code is to compute this model and can."""
+    if config.dtype != "int8" or not config.native:
+        return None
+    reason = why_not(shape, len(weights["model.layers.0.mlp.gate_proj.weight"]))
+    if reason is not None:
+        log.info("int8 is computed by torch: %s", reason)
+        return None
+    return load_kernels()
+
+
+def _build_native(
+    kernels: Kernels, source: _Source, config: EngineConfig, shape: LlamaShape, weights: Mapping[str, Tensor], digest: str
+) -> Engine:
+    torch.set_num_threads(config.threads)
+    window = _window(source.raw, config)
+    store = KvStore(shape.layers, shape.kv_heads, shape.dim, torch.float32, window=window, total_tokens=config.kv_tokens)
+    head_ids = None if source.draft_ids is None else torch.tensor(source.draft_ids)
+    with torch.inference_mode():
+        model = NativeModel(kernels, shape, weights, window=window, max_rows=config.max_rows, threads=config.threads, head_ids=head_ids)
+    # The same on any CPU: integer sums are exact, float sums have one order. Frequencies come of torch's own power.
+    parts = [digest or weights_digest(weights), "int8 native", kernels.source, shape.frequencies.numpy().tobytes().hex()]
+    return _finish(source, config, store, Descriptors(), model, "lean", _hashed(parts))
+
+
+class PlannedAttention(Planner, RowAttention, Protocol):
+    """Both in one."""
 
 
 class _Sizes(NamedTuple):
@@ -112,7 +145,7 @@ class _Sizes(NamedTuple):
     window: int
 
 
-def _memory(config: EngineConfig, place: torch.device | None, sizes: _Sizes, stacked: bool) -> tuple[Store, Planner]:
+def _memory(config: EngineConfig, place: torch.device | None, sizes: _Sizes, stacked: bool) -> tuple[Store, PlannedAttention]:
     """K/V and the attention over it. `stacked`: queries come in rows with the keys and values behind them."""
     kind = _torch_dtype(config)
     layers, heads, kv_heads, dim, window = sizes
@@ -154,7 +187,7 @@ def _build_generic(source: _Source, config: EngineConfig, module: Any) -> Engine
     sizes = _Sizes(layers, heads, kv_heads, dim, _window(source.raw, config))
     store, attention = _memory(config, place, sizes, stacked=False)
     model = GenericModel(module, Linears(config.dtype, config.max_rows), attention, layers)
-    return _finish(replace(source, draft_ids=None), config, store, attention, model, "generic", digest)
+    return _finish(replace(source, draft_ids=None), config, store, attention, model, "generic", _fingerprint(config, "generic", digest))
 
 
 def _settle(config: EngineConfig) -> EngineConfig:
@@ -177,7 +210,7 @@ def _finish(
     attention: Planner,
     model: Model,
     path: str,
-    digest: str,
+    fingerprint: str,
 ) -> Engine:
     info = EngineInfo(
         vocab_size=source.raw["vocab_size"],
@@ -186,7 +219,7 @@ def _finish(
         dtype=config.dtype,
         path=path,
         batch_invariant=False,
-        numerics_fingerprint=_fingerprint(config, path, digest),
+        numerics_fingerprint=fingerprint,
         kv_total_tokens=store.total_tokens,
         max_rows=config.max_rows,
         draft_ids=source.draft_ids,
@@ -206,6 +239,10 @@ def _fingerprint(config: EngineConfig, path: str, weights: str) -> str:
     else:
         parts += [f"attention {QUERY_ROWS} {KEY_BLOCK}"]
         parts += [f"vnni {has_vnni()}"] if config.dtype == "int8" else [f"threads {config.threads}"]
+    return _hashed(parts)
+
+
+def _hashed(parts: Sequence[str]) -> str:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 

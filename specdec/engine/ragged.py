@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from specdec.engine.api import EngineInfo, KvSlots
-from specdec.engine.attention import RowAttention
 from specdec.engine.batch import Layout, Segment, check, lay_out
 
 
 class Model(Protocol):
-    """What computes: lean.LeanModel or generic.GenericModel."""
+    """What computes: native.NativeModel, lean.LeanModel or generic.GenericModel."""
 
     def run(self, layout: Layout, plan: Any) -> Tensor:
         """Logits of the scored rows [scored, columns] on the host, after writing keys and values of all rows, finite ones, into the slots.
@@ -32,8 +31,8 @@ class Store(KvSlots, Protocol):
     def slot(self, slot: int) -> Any: ...
 
 
-class Planner(RowAttention, Protocol):
-    """The attention that reads them there."""
+class Planner(Protocol):
+    """Says where a batch's keys and values are, in the way that the model's attention reads them."""
 
     def plan(self, layout: Layout, store: Any) -> Any: ...
 

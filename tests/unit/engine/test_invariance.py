@@ -106,21 +106,21 @@ class FollowsTheCall(Attention):
         return plan._replace(groups=cut)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float64", "float32"])
-def test_the_fixed_cases_hold(dtype):
-    assert straddling(build(dtype))
+@pytest.mark.parametrize("dtype, native", [("int8", True), ("int8", False), ("float64", False), ("float32", False)])
+def test_the_fixed_cases_hold(dtype, native):
+    assert straddling(build(dtype, native=native))
 
 
 def test_twin_one_scale_for_all_rows_is_caught(monkeypatch):
     monkeypatch.setattr(quantize, "QuantRows", OneScale)
-    assert not straddling(build("int8"))
-    assert not build("int8", self_test=True).info.batch_invariant
+    assert not straddling(build("int8", native=False))
+    assert not build("int8", native=False, self_test=True).info.batch_invariant
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64"])
 def test_twin_key_count_that_follows_the_call_is_caught(monkeypatch, dtype):
     monkeypatch.setattr(model, "Attention", FollowsTheCall)
-    assert not straddling(build(dtype))
+    assert not straddling(build(dtype, native=False))
 
 
 def test_twin_products_of_any_height_are_caught(monkeypatch):

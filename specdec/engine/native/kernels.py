@@ -1,0 +1,107 @@
+"""The compiled library as Python sees it: structures as in src/kernels.cpp, and what may be called. ctypes releases the GIL in a call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+
+from torch import Tensor
+
+from specdec.engine.native import build
+
+log = logging.getLogger(__name__)
+
+
+class LinearStruct(ctypes.Structure):
+    _fields_ = [
+        ("weights", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_int64),
+        ("in_", ctypes.c_int64),
+    ]
+
+
+class LayerStruct(ctypes.Structure):
+    _fields_ = [
+        ("before_attention", ctypes.c_void_p),
+        ("qkv", LinearStruct),
+        ("qk_norm", ctypes.c_void_p),
+        ("out", LinearStruct),
+        ("before_mlp", ctypes.c_void_p),
+        ("gate_up", LinearStruct),
+        ("down", LinearStruct),
+    ]
+
+
+class ModelStruct(ctypes.Structure):
+    _fields_ = [
+        *[
+            (name, ctypes.c_int64)
+            for name in ("layer_count", "hidden", "heads", "kv_heads", "dim", "inner", "window", "most_rows", "threads")
+        ],
+        ("eps", ctypes.c_float),
+        ("embedding", ctypes.c_void_p),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+        ("layers", ctypes.POINTER(LayerStruct)),
+        ("norm", ctypes.c_void_p),
+        ("head", LinearStruct),
+    ]
+
+
+class Kernels:
+    """A loaded library. `source`: hash of what it was compiled from; equal ones compute equal bits, on any CPU. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = library = ctypes.CDLL(str(path))
+        try:
+            library.specdec_source.restype = ctypes.c_char_p
+            self.source: str = library.specdec_source().decode()
+            pointer, number = ctypes.c_void_p, ctypes.c_int64
+            library.specdec_pack.argtypes = [pointer, number, number, pointer, pointer]
+            library.specdec_pack.restype = None
+            library.specdec_open.argtypes = [ctypes.POINTER(ModelStruct)]
+            library.specdec_open.restype = pointer
+            library.specdec_close.argtypes = [pointer]
+            library.specdec_close.restype = None
+            library.specdec_run.argtypes = [pointer, pointer, pointer, number]
+        except AttributeError as error:
+            raise OSError(f"{path} is another library: {error}") from error
+
+    def pack(self, weight: Tensor, packed: Tensor, scales: Tensor) -> None:
+        """weight [out, in] float32, contiguous, `in` a multiple of 16 → packed uint8, scales float32, `out` rounded up to 64 in both."""
+        out, width = weight.shape
+        assert weight.is_contiguous() and width % 16 == 0
+        self._library.specdec_pack(weight.data_ptr(), out, width, packed.data_ptr(), scales.data_ptr())
+
+    def open(self, model: ModelStruct) -> int:
+        """Raises MemoryError. What the model points to must outlive it."""
+        handle: int | None = self._library.specdec_open(ctypes.byref(model))
+        if not handle:
+            raise MemoryError("no memory for a step of the model")
+        return handle
+
+    def close(self, handle: int) -> None:
+        self._library.specdec_close(handle)
+
+    def run(self, handle: int, numbers: int, logits: int, columns: int) -> None:
+        """Addresses of the numbers and of the logits, as src/kernels.cpp has them."""
+        if self._library.specdec_run(handle, numbers, logits, columns):
+            raise MemoryError("no memory for a step of the model")
+
+
+@functools.cache
+def load_kernels() -> Kernels | None:
+    """This CPU's, once per process; None, and one line in the log, where they cannot be had."""
+    try:
+        path = build.library()
+        try:
+            return Kernels(path)
+        except OSError:  # cut short, say: once more, from the source
+            return Kernels(build.build(build.variant(), build.places()))
+    except (build.BuildFailed, OSError) as error:
+        log.warning("int8 is computed by torch, which takes about twice as long, for want of compiled kernels: %s", error)
+        return None

@@ -1,0 +1,289 @@
+// A whole pass of a Llama-shaped model in 8-bit products, behind a C interface. See docs/decisions/0015-native-cpu-kernels.md.
+//
+// Numbers of one row are computed from that row, its own keys and the weights alone; how rows are tiled, threaded or batched touches none
+// of them. Compiled without contraction of a * b + c, so that the same operations are done on every CPU.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "crew.h"
+#include "product.h"
+
+namespace {
+
+struct Layer {
+    const float* before_attention;
+    Linear qkv;
+    const float* qk_norm;  // [heads + kv heads][dim], or null
+    Linear out;
+    const float* before_mlp;
+    Linear gate_up;  // 32 rows of gate, the 32 of up, and so on
+    Linear down;
+};
+
+struct Model {
+    int64_t layer_count, hidden, heads, kv_heads, dim, inner, window, most_rows, threads;
+    float eps;
+    const float* embedding;         // [vocab][hidden]
+    const float *cosines, *sines;   // [window][dim / 2]
+    const Layer* layers;
+    const float* norm;
+    Linear head;
+};
+
+constexpr int64_t padded(int64_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
+
+// Rows of floats, aligned, each of whole panels.
+struct Floats {
+    std::unique_ptr<float[]> memory;
+    float* start;
+    int64_t stride;
+
+    Floats(int64_t rows, int64_t width) : memory(new float[rows * padded(width) + LANES]()), stride(padded(width)) {
+        start = memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64) / sizeof(float);
+    }
+    float* row(int64_t r) const { return start + r * stride; }
+};
+
+struct Bytes {
+    std::vector<int8_t> values;
+    std::vector<float> scale;
+    std::vector<int32_t> sum;
+    int64_t width;
+
+    Bytes(int64_t rows, int64_t n) : values(rows * n), scale(rows), sum(rows), width(n) {}
+    Quantised view() { return {values.data(), scale.data(), sum.data(), width}; }
+};
+
+// The rows of one call.
+struct Batch {
+    const int64_t* tokens;
+    int64_t rows;
+    const Segment* segments;
+    int64_t segment_count;
+    const int64_t* scored;
+    int64_t scored_count;
+    float* logits;
+    int64_t columns;
+};
+
+struct Tile {  // up to QUERIES queries of one K/V head of one segment
+    int32_t segment, kv_head, first, count;
+};
+
+class Engine {
+   public:
+    explicit Engine(const Model& model)
+        : m_(model),
+          layers_(model.layers, model.layers + model.layer_count),
+          crew_(static_cast<int>(model.threads)),
+          x_(model.most_rows, model.hidden),
+          qkv_(model.most_rows, (model.heads + 2 * model.kv_heads) * model.dim),
+          mixed_(model.most_rows, model.heads * model.dim),
+          inner_(model.most_rows, model.inner),
+          room_(model.threads, model.hidden),
+          scores_(model.threads * QUERIES, model.window + LANES),
+          small_(model.most_rows, std::max(model.hidden, model.heads * model.dim)),
+          large_(model.most_rows, model.inner),
+          broken_(model.most_rows),
+          segment_of_(model.most_rows),
+          position_(model.most_rows) {
+        m_.layers = layers_.data();
+    }
+
+    void run(const Batch& batch) {
+        place(batch);
+        crew_.run([&](int i) { pass(batch, i); });
+    }
+
+   private:
+    // Which segment and position each row has, and how attention is cut.
+    void place(const Batch& b) {
+        tiles_.clear();
+        first_row_.clear();
+        const int64_t fold = m_.heads / m_.kv_heads;
+        int64_t row = 0;
+        for (int32_t s = 0; s < b.segment_count; s++) {
+            first_row_.push_back(row);
+            for (int64_t r = 0; r < b.segments[s].rows; r++, row++) {
+                segment_of_[row] = s;
+                position_[row] = b.segments[s].start + r;
+                broken_[row] = 0;
+            }
+            const auto queries = static_cast<int32_t>(b.segments[s].rows * fold);
+            for (int32_t h = 0; h < m_.kv_heads; h++)
+                for (int32_t q = 0; q < queries; q += QUERIES)
+                    tiles_.push_back({s, h, q, std::min<int32_t>(QUERIES, queries - q)});
+        }
+    }
+
+    void pass(const Batch& b, int me) {
+        const Share mine(b.rows, me, crew_.size());
+        const Quantised small = small_.view(), large = large_.view();
+        for (int64_t r = mine.from; r < mine.to; r++) std::memcpy(x_.row(r), m_.embedding + b.tokens[r] * m_.hidden, 4 * m_.hidden);
+        for (int64_t l = 0; l < m_.layer_count; l++) {
+            const Layer& layer = m_.layers[l];
+            norms(mine, layer.before_attention, small, me);
+            crew_.meet();
+            product(layer.qkv, small, b.rows, me, [&](int64_t r, int64_t column, const Sums& sums) {
+                for (int j = 0; j < 4; j++) store(qkv_.row(r) + column + j * LANES, number(layer.qkv, sums, j, column, small.scale[r]));
+            });
+            crew_.meet();
+            for (int64_t r = mine.from; r < mine.to; r++) turn_and_write(b, layer, l, r);
+            crew_.meet();
+            for (size_t i = me; i < tiles_.size(); i += crew_.size()) attention(b, tiles_[i], l, me);
+            crew_.meet();
+            for (int64_t r = mine.from; r < mine.to; r++) quantise(mixed_.row(r), m_.heads * m_.dim, small, r);
+            crew_.meet();
+            added_product(layer.out, small, b.rows, me);
+            crew_.meet();
+            norms(mine, layer.before_mlp, small, me);
+            crew_.meet();
+            gated_product(layer.gate_up, small, b.rows, me);
+            crew_.meet();
+            for (int64_t r = mine.from; r < mine.to; r++) quantise(inner_.row(r), m_.inner, large, r);
+            crew_.meet();
+            added_product(layer.down, large, b.rows, me);
+            crew_.meet();
+        }
+        score_rows(b, me);
+    }
+
+    void norms(const Share& rows, const float* weight, const Quantised& to, int me) {
+        for (int64_t r = rows.from; r < rows.to; r++) norm_and_quantise(x_.row(r), weight, m_.hidden, m_.eps, room_.row(me), to, r);
+    }
+
+    template <class Sink>
+    void product(const Linear& linear, const Quantised& rows, int64_t count, int me, const Sink& sink) {
+        const Share mine(linear.panels(), me, crew_.size());
+        multiply(linear, rows, count, mine.from, mine.to, sink);
+    }
+
+    void added_product(const Linear& linear, const Quantised& rows, int64_t count, int me) {
+        product(linear, rows, count, me, [&](int64_t r, int64_t column, const Sums& sums) {
+            for (int j = 0; j < 4; j++) {
+                float* x = x_.row(r) + column + j * LANES;
+                store(x, add(load(x), number(linear, sums, j, column, rows.scale[r])));
+            }
+        });
+    }
+
+    void gated_product(const Linear& linear, const Quantised& rows, int64_t count, int me) {
+        product(linear, rows, count, me, [&](int64_t r, int64_t column, const Sums& sums) {
+            for (int j = 0; j < 2; j++) {
+                const Lanes gate = number(linear, sums, j, column, rows.scale[r]), up = number(linear, sums, j + 2, column, rows.scale[r]);
+                const Lanes slowed = div(gate, add(every(1.0f), exponential(sub(every(0.0f), gate))));
+                store(inner_.row(r) + column / 2 + j * LANES, mul(slowed, up));
+            }
+        });
+    }
+
+    void turn_and_write(const Batch& b, const Layer& layer, int64_t l, int64_t r) {
+        const int64_t dim = m_.dim, turned = m_.heads + m_.kv_heads, half = dim / 2;
+        const Segment& s = b.segments[segment_of_[r]];
+        float* row = qkv_.row(r);
+        for (int64_t h = 0; h < turned; h++) {
+            if (layer.qk_norm != nullptr) norm(row + h * dim, layer.qk_norm + h * dim, dim, m_.eps);
+            turn(row + h * dim, m_.cosines + position_[r] * half, m_.sines + position_[r] * half, dim);
+        }
+        if (made_finite(row, (turned + m_.kv_heads) * dim)) broken_[r] = 1;
+        for (int64_t h = 0; h < 2 * m_.kv_heads; h++) {
+            float* plane = s.own + (l * 2 * m_.kv_heads + h) * s.own_capacity * dim;
+            std::memcpy(plane + (position_[r] - s.base) * dim, row + (m_.heads + h) * dim, 4 * dim);
+        }
+    }
+
+    void attention(const Batch& b, const Tile& tile, int64_t l, int me) {
+        const Segment& s = b.segments[tile.segment];
+        const int64_t fold = m_.heads / m_.kv_heads, dim = m_.dim;
+        const Head keys = head_of(s, l, 2 * m_.kv_heads, tile.kv_head, dim);
+        const Head values = head_of(s, l, 2 * m_.kv_heads, m_.kv_heads + tile.kv_head, dim);
+        const float* queries[QUERIES];
+        float *scores[QUERIES], *out[QUERIES];
+        int64_t counts[QUERIES];
+        for (int32_t i = 0; i < tile.count; i++) {
+            const int64_t r = (tile.first + i) / fold, head = tile.kv_head * fold + (tile.first + i) % fold;
+            const int64_t row = first_row_[tile.segment] + r;
+            queries[i] = qkv_.row(row) + head * dim;
+            out[i] = mixed_.row(row) + head * dim;
+            scores[i] = scores_.row(me * QUERIES + i);
+            counts[i] = s.start + r + 1;
+        }
+        const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+        switch (tile.count) {
+            case 1: return attend<1>(queries, keys, values, counts, scale, scores, out);
+#if defined(__AVX512F__)
+            case 2: return attend<2>(queries, keys, values, counts, scale, scores, out);
+            case 3: return attend<3>(queries, keys, values, counts, scale, scores, out);
+            default: return attend<4>(queries, keys, values, counts, scale, scores, out);
+#endif
+        }
+    }
+
+    void score_rows(const Batch& b, int me) {
+        const Quantised small = small_.view();
+        const Share mine(b.scored_count, me, crew_.size());
+        for (int64_t i = mine.from; i < mine.to; i++) {
+            const int64_t r = b.scored[i];
+            norm_and_quantise(x_.row(r), m_.norm, m_.hidden, m_.eps, room_.row(me), small, i);
+            if (broken_[r]) give_up(small, i, m_.hidden);
+        }
+        crew_.meet();
+        product(m_.head, small, b.scored_count, me, [&](int64_t i, int64_t column, const Sums& sums) {
+            float* to = b.logits + i * b.columns + column;
+            const int64_t there = std::min(PANEL, b.columns - column);
+            alignas(64) float whole[PANEL];
+            float* into = there == PANEL ? to : whole;
+            for (int j = 0; j < 4; j++) store(into + j * LANES, number(m_.head, sums, j, column, small.scale[i]));
+            if (there < PANEL) std::memcpy(to, whole, 4 * there);
+        });
+    }
+
+    Model m_;
+    std::vector<Layer> layers_;
+    Crew crew_;
+    Floats x_, qkv_, mixed_, inner_, room_, scores_;
+    Bytes small_, large_;
+    std::vector<uint8_t> broken_;
+    std::vector<int32_t> segment_of_;
+    std::vector<int64_t> position_, first_row_;
+    std::vector<Tile> tiles_;
+};
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT const char* specdec_source() { return SPECDEC_SOURCE; }
+
+// weight [out][in] → packed [out padded to 64][in], scales [out padded]. `in` must be a multiple of 16.
+EXPORT void specdec_pack(const float* weight, int64_t out, int64_t in, uint8_t* packed, float* scales) {
+    pack(weight, out, in, packed, scales);
+}
+
+// Answers null when there is no memory.
+EXPORT void* specdec_open(const Model* model) {
+    try {
+        return new Engine(*model);
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+EXPORT void specdec_close(void* engine) { delete static_cast<Engine*>(engine); }
+
+// numbers: rows, segments, scored rows; then the tokens, the scored rows, and of each segment own, parent (addresses), own_capacity,
+// parent_capacity, base, start, rows. logits [scored][columns].
+EXPORT int specdec_run(void* engine, const int64_t* numbers, float* logits, int64_t columns) {
+    try {
+        const int64_t rows = numbers[0], segments = numbers[1], scored = numbers[2];
+        const int64_t *tokens = numbers + 3, *scored_rows = tokens + rows;
+        static_assert(sizeof(Segment) == 7 * sizeof(int64_t));
+        const auto* descriptors = reinterpret_cast<const Segment*>(scored_rows + scored);
+        static_cast<Engine*>(engine)->run({tokens, rows, descriptors, segments, scored_rows, scored, logits, columns});
+        return 0;
+    } catch (...) {
+        return 1;
+    }
+}
