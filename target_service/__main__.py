@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from specdec.engine import Engine, EngineConfig, EngineThread, KvBudget, load_engine
+from specdec.engine import BLOCK_TOKENS, Engine, EngineConfig, EngineThread, KvBudget, load_engine
 from specdec.errors import InvalidRequest, Mismatch
 from specdec.grammar import Constraint, GrammarCompiler
 from specdec.runtime.server import Runtime, Service, serve
@@ -105,6 +105,7 @@ def limits(settings: Settings, info: ModelInfo) -> Limits:
         max_num_speculative_tokens=settings.max_num_speculative_tokens,
         reserve_tokens=settings.reserve_tokens,
         lease_ms=float(settings.lease_ms),
+        prefix_block_tokens=BLOCK_TOKENS if settings.prefix_cache else 0,
         max_run_ahead=settings.max_run_ahead,
     )
 

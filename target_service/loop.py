@@ -117,7 +117,7 @@ class EngineLoop:
         return TargetBeat(
             sessions=verifier.num_sessions,
             queued=len(verifier.queued),
-            kv_used_tokens=verifier.budget.used_tokens,
+            kv_used_tokens=verifier.room.live_tokens,
             kv_total_tokens=verifier.budget.total_tokens,
             running_step_ms=0 if since is None else max(1, int(1000 * (self._clock() - since))),
             predicted_step_ms=max(1, int(verifier.predicted_ms())),

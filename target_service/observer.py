@@ -13,17 +13,24 @@ class StepObserver:
     """Gauges are read by the scraper's thread, so they look at plain numbers only."""
 
     def __init__(self, telemetry: Telemetry, verifier: Verifier) -> None:
-        budget = verifier.budget
+        budget, self._room = verifier.budget, verifier.room
         self._rows = telemetry.histogram("specdec.batch.size")
         self._step = telemetry.histogram("specdec.step.duration")
         self._queue = telemetry.histogram("specdec.queue.duration")
         self._round = telemetry.histogram("specdec.round.duration")
-        telemetry.gauge("specdec.kv_cache.utilization", lambda: budget.used_tokens / budget.total_tokens)
+        self._asked, self._asked_told = telemetry.counter("specdec.prefix_cache.asked_tokens"), 0
+        self._hits, self._hits_told = telemetry.counter("specdec.prefix_cache.hit_tokens"), 0
+        telemetry.gauge("specdec.kv_cache.utilization", lambda: verifier.room.live_tokens / budget.total_tokens)
+        telemetry.gauge("specdec.prefix_cache.tokens", lambda: verifier.room.cached_tokens)
         telemetry.gauge("specdec.sessions", lambda: verifier.num_sessions)
 
     def stepped(self, rows: int, engine_us: int, answers: Sequence[Answer]) -> None:
         self._rows.record(rows)
         self._step.record(engine_us / 1e6)
+        asked, hits = self._room.asked_tokens, self._room.hit_tokens
+        self._asked.add(asked - self._asked_told)
+        self._hits.add(hits - self._hits_told)
+        self._asked_told, self._hits_told = asked, hits
         for answer in answers:
             self._queue.record(answer.queue_us / 1e6)
             self._round.record(answer.queue_us / 1e6, phase="queue")

@@ -59,30 +59,33 @@ class Donor:
 
 class Room:
     """`sessions`: all that live, as their owner keeps them; read, never changed. The counts are plain numbers for whoever observes:
-    `cached_tokens` = room that entries alone hold, `hit_tokens` = committed tokens that new sessions found in KV by their content."""
+    `cached_tokens` = room that entries alone hold; `asked_tokens` = committed tokens that new sessions came with, `hit_tokens` = those
+    that were in KV already, by their content or since the session named a donor."""
 
     def __init__(self, limits: Limits, budget: Budget, sessions: Mapping[Key, Session]) -> None:
         self._limits, self._budget, self._sessions = limits, budget, sessions
         self._cache = PrefixCache(limits.prefix_block_tokens)
         self._changes: list[Fork | Drop | Keep] = []
         self._names = itertools.count(1)
-        self.cached_tokens = self.hit_tokens = 0
+        self.cached_tokens = self.asked_tokens = self.hit_tokens = 0
 
     @property
     def live_tokens(self) -> int:
         """Room in use, but for what an admission would find free."""
-        return self._budget.used_tokens - self.cached_tokens
+        return max(0, self._budget.used_tokens - self.cached_tokens)
 
     # ------------------------------------------------------------ who gets room
 
     def admit(self, session: Session, committed: tuple[int, ...], now_ms: float, named: Session | None = None) -> bool:
         """House a new session, with what is in KV already. Prompt rows that are not computed give no logits, so a session that asks for the
         prompt's log-probabilities has no donor."""
-        donor = None if session.begin.sampling.prompt_logprobs is not None else self._donor(committed, named)
-        housed = self.house(session, len(committed), now_ms, donor)
-        if housed and donor is not None and (named is None or donor.resident != named.resident):
-            self.hit_tokens += session.kv_length
-        return housed
+        if session.begin.sampling.prompt_logprobs is not None:
+            return self.house(session, len(committed), now_ms)
+        if not self.house(session, len(committed), now_ms, self._donor(committed, named)):
+            return False
+        self.asked_tokens += len(committed)
+        self.hit_tokens += session.kv_length
+        return True
 
     def house(self, session: Session, tokens: int, now_ms: float, donor: Donor | None = None) -> bool:
         """Give a new or parked session room for its `tokens`, if its turn has come."""

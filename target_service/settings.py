@@ -17,6 +17,7 @@ class Settings(CommonSettings):
     device: str = setting("cpu", choices=("cpu", "cuda"), doc="where the model runs; cuda takes no int8")
     threads: int = setting(1, low=1, high=1024, doc="threads inside one operation")
     kv_tokens: int = setting(8192, low=64, doc="room for keys and values, tokens of all sessions together")
+    prefix_cache: bool = setting(True, doc="keep what sessions computed, while nobody needs its room, for prompts that begin alike")
     max_sessions: int = setting(64, low=1, high=65536, doc="most sessions held at once")
     max_step_rows: int = setting(64, low=1, high=65536, doc="most rows of one engine step; longer prefills are cut into pieces")
     self_test: bool = setting(True, doc="prove batch invariance at the start")
