@@ -207,8 +207,9 @@ async def test_bad_items_are_answered_by_name_and_the_stream_goes_on() -> None:
         await talk.call.write(message)
         answers = {a.session_id: a.outcome for a in [await talk.answer() for _ in range(3)]}
         assert all(isinstance(outcome, Failed) for outcome in answers.values())
-        assert (answers["ids"].code, answers["bad"].code, answers["ahead"].code) == (3, 3, 12)
+        assert (answers["ids"].code, answers["bad"].code, answers["ahead"].code) == (3, 3, 3)
         assert "step.tokens" in answers["ids"].message and "rejection_sample_method" in answers["bad"].message
+        assert "ahead.tokens" in answers["ahead"].message and not answers["ahead"].drop
         assert await generate(talk, [1, 2], 5) == reference(SCRIPT, [1, 2], 5)
         assert target.running.done() is False
 

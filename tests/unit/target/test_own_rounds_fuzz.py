@@ -57,7 +57,7 @@ def text(prompt: tuple[int, ...], which: int) -> list[int]:
 
 @dataclass
 class Talk:
-    """A session as its orchestrator sees it, which may be late: `inbox` = told and not heard yet. `truth` = prompt and all that was told."""
+    """A session as its orchestrator sees it, which may be late: `inbox` = told, not heard yet; `truth` = prompt and all that was told."""
 
     name: str
     epoch: int
