@@ -71,6 +71,9 @@ def check_commit(command: Commit, limits: Limits) -> None:
     if not command.tokens:
         raise InvalidRequest("commit.tokens", "must hold at least one token")
     _check_ids("commit.tokens", command.tokens, limits)
+    if command.num_speculative_tokens > limits.max_block:
+        got = command.num_speculative_tokens
+        raise InvalidRequest("commit.num_speculative_tokens", f"must be at most {limits.max_block}, got {got}")
 
 
 def check_name(session_id: str) -> None:

@@ -189,6 +189,7 @@ class Drafter:
             return self._lost(session)
         if chain.committed == committed:
             return []  # a repeat
+        session.k = min(command.num_speculative_tokens or bounds.k, bounds.k)
         self.tally.round(round_)
         if round_.whole is not None:
             self._outlook[bounds.greedy].learn(round_.product, round_.whole)

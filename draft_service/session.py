@@ -3,7 +3,7 @@
 Theory. A proposal is useful when it is there before the target is. While a block of n tokens is in flight the next block begins after
 the n accepted tokens and the bonus token, so the draft works towards
 
-    due = (end of the block in flight + 1, or the committed length when none is) + K
+    due = (end of the block in flight + 1, or the committed length when none is) + K, the block length wanted now,
 
 along the path on which everything is accepted, and rests when it is there. What it drafts beyond the block includes its guess of the
 bonus token; a commit that agrees keeps all of it, a commit that does not costs the cut and one forward of the correction. Past a block
@@ -63,6 +63,7 @@ class Session:
         self.stream, self.session_id, self.epoch, self.handle = stream, session_id, epoch, handle
         self.chain = Chain(tokens)
         self.bounds, self.choose = bounds, choose
+        self.k = bounds.k  # block length wanted now
         self.block_end: int | None = None  # end of the block in flight
         self.ahead = True  # it is worth drafting past it
         self.product = 1.0  # of its tokens' confidences
@@ -76,8 +77,8 @@ class Session:
     def goal(self) -> int:
         """Length the chain should reach."""
         chain, bounds = self.chain, self.bounds
-        past_block = 1 + bounds.k if self.ahead else 0
-        due = chain.committed + bounds.k if self.block_end is None else self.block_end + past_block
+        past_block = 1 + self.k if self.ahead else 0
+        due = chain.committed + self.k if self.block_end is None else self.block_end + past_block
         return min(due, chain.committed + bounds.budget, bounds.limit)
 
     @property

@@ -21,7 +21,12 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
     trial = Trial(settings.tokenizer)
     text = await asyncio.to_thread(TextModel, settings.tokenizer, trial)
     driver = Driver(settings, text.vocabulary.fingerprint, Observer(runtime.telemetry))
-    defaults = Defaults(settings.num_speculative_tokens, settings.rejection_sample_method, settings.draft_sample_method)
+    defaults = Defaults(
+        settings.num_speculative_tokens,
+        settings.enable_adaptive_verification,
+        settings.rejection_sample_method,
+        settings.draft_sample_method,
+    )
     servicer = GenerationServicer(driver, text, defaults, Meters(runtime.telemetry))
     driver.run()
 

@@ -2,6 +2,9 @@
 
 The draft side never decides anything about the text; losing it, being refused by it or hearing nonsense from it only ever means that
 rounds go without proposals.
+
+While the pace lets the draft rest nothing is sent to it, as if there was none: what was committed meanwhile it hears in one piece when it
+goes on. A session that begins so has no draft until then.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Sequence
 
 from orchestrator.events import Admitted, Command, Count, DraftPlaced, PlaceDraft, StartTimer, Timer, ToDraft
 from orchestrator.lookahead import Block, Lookahead
+from orchestrator.pace import Pace
 from orchestrator.pacing import grace_ms
 from specdec import terms
 
@@ -18,8 +22,8 @@ MAX_RETRY_MS = 60_000  # longest a draft's word keeps a session from asking agai
 
 
 class DraftSide:
-    def __init__(self, request: Admitted) -> None:
-        self._request = request
+    def __init__(self, request: Admitted, pace: Pace) -> None:
+        self._request, self._pace = request, pace
         self.name, self.epoch = "", 0
         self._max_block = 0  # longest block the present draft can be told of
         self.over = request.num_speculative_tokens == 0  # no draft any more
@@ -27,11 +31,15 @@ class DraftSide:
         self._guest: tuple[int, ...] = ()  # the block in flight, when it came from elsewhere: the draft dropped its own for it
         self._resyncs = self._silent_graces = 0
         self._avoid = ""  # who refused the session last
+        self._resting = self._deferred = False  # the draft was told to; a draft was not asked for because it would have to
+        self._missed: list[int] = []  # tokens committed while it rests,
+        self._missed_after = (0, 0)  # behind this prefix: length and hash
 
     # Each method returns the commands it causes.
 
     def want(self) -> list[Command]:
-        return [] if self.over or self.name else [PlaceDraft(self._avoid)]
+        self._deferred = not self._pace.drafts
+        return [] if self.over or self.name or self._deferred else [PlaceDraft(self._avoid)]
 
     def placed(self, by: DraftPlaced, committed: Sequence[int], lookahead: Lookahead, in_flight: Block | None) -> list[Command]:
         if self.over or self.name:
@@ -60,10 +68,18 @@ class DraftSide:
                 traceparent=r.traceparent,
             )
         )
-        return told if in_flight is None else [*told, *self.sent(lookahead, in_flight)]
+        self._resting = False
+        if not self._pace.drafts:
+            return [*told, *self._rest(len(committed), lookahead.hash)]
+        return told if in_flight is None else [*told, *self._sent(lookahead, in_flight)]
 
     def sent(self, lookahead: Lookahead, block: Block) -> list[Command]:
-        """A block went to the target. A draft that takes shorter ones than the target hears of the beginning: the rest is news to it."""
+        """A block went to the target."""
+        self._pace.opened()
+        return [] if self._resting else self._sent(lookahead, block)
+
+    def _sent(self, lookahead: Lookahead, block: Block) -> list[Command]:
+        """A draft that takes shorter ones than the target hears of the beginning: the rest is news to it."""
         told = block.tokens[: self._max_block]
         tokens = told if self._foreign or not block.own else ()
         self._guest = () if block.own else told
@@ -71,10 +87,34 @@ class DraftSide:
 
     def committed(self, length: int, hash_: int, tokens: tuple[int, ...], lookahead: Lookahead) -> list[Command]:
         """`tokens` were committed after a prefix of `length` tokens; `lookahead` has moved on already."""
+        self._pace.committed()
+        if self._resting:
+            self._missed += tokens
+            return self._go_on(lookahead) if self._pace.drafts else []
+        if not self.name:
+            self._guest = ()
+            return self.want() if self._deferred else []
         kept = tokens[: len(self._guest)] == self._guest
         self._foreign = (self._foreign or not kept) and lookahead.nodes > 0
         self._guest = ()
-        return self._tell(terms.Commit(self._request.session_id, length, hash_, tokens))
+        told = self._tell(self._commit(length, hash_, tokens))
+        return told if self._pace.drafts else [*told, *self._rest(lookahead.length, lookahead.hash)]
+
+    def _commit(self, length: int, hash_: int, tokens: tuple[int, ...]) -> terms.Commit:
+        k = self._pace.wanted
+        return terms.Commit(self._request.session_id, length, hash_, tokens, 0 if k == self._request.num_speculative_tokens else k)
+
+    def _rest(self, length: int, hash_: int) -> list[Command]:
+        """Behind a commit that left so many committed tokens."""
+        self._resting, self._missed, self._missed_after = True, [], (length, hash_)
+        return self._tell(terms.Pause(self._request.session_id))
+
+    def _go_on(self, lookahead: Lookahead) -> list[Command]:
+        self._resting, self._foreign, self._guest = False, lookahead.nodes > 0, ()
+        self._silent_graces = 0
+        missed, self._missed = tuple(self._missed), []
+        told = self._tell(self._commit(*self._missed_after, missed)) if missed else []
+        return [*told, *self._tell(terms.Resume(self._request.session_id))]
 
     def lost(self) -> list[Command]:
         lost, self.name = self.name, ""
@@ -102,6 +142,7 @@ class DraftSide:
     def helped(self) -> None:
         """A usable proposal came: it is worth waiting for the next one. One that only ever says what nobody can use is not."""
         self._silent_graces = self._resyncs = 0
+        self._pace.proposed()
 
     def stayed_silent(self) -> None:
         """A grace passed without a usable proposal."""

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, replace
 from orchestrator import events as ev
 from orchestrator.admission import Admission
 from orchestrator.checks import is_sound, without_foreign_ids
+from orchestrator.control import Desk
 from orchestrator.generation import Generation
 from orchestrator.handle import Handle, Undelivered
 from orchestrator.observe import Observer
 from orchestrator.output import Ended
-from orchestrator.pace import FixedPace
+from orchestrator.pace import Pace
 from orchestrator.peers import DRAFT, TARGET, Heard, Peer
 from orchestrator.places import Places
 from orchestrator.settings import OrchestratorSettings
@@ -41,6 +42,7 @@ class _Live:
     """A session as the driver knows it."""
 
     generation: Generation
+    pace: Pace
     undelivered: Undelivered
     request_id: str
     younger: tuple[str, ...] = ()  # sessions that wait until this one has computed their common prompt
@@ -68,6 +70,7 @@ class Driver:
             for dialect, names in ((TARGET, settings.targets), (DRAFT, settings.drafts))
         }
         self._targets, self._drafts = Places(self._pools["target"]), Places(self._pools["draft"])
+        self._desk = Desk(settings.max_grace_ms)
         self._tasks: list[asyncio.Task[None]] = []
         self._unrecorded: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # metrics of the last RECORD_AFTER_S
         self._model: terms.ModelInfo | None = None
@@ -114,9 +117,10 @@ class Driver:
         runs = self._admission.ask([answer.session_id for answer in answers], answers[0].priority)
         wake = asyncio.Event()
         for answer in answers:
-            generation = self._generation(answer)
+            pace = self._desk.pace(answer, len(self._live) + 1)
+            generation = self._generation(answer, pace)
             undelivered = Undelivered(self, answer.session_id, generation.tally, wake)
-            self._live[answer.session_id] = _Live(generation, undelivered, request_id)
+            self._live[answer.session_id] = _Live(generation, pace, undelivered, request_id)
             self._requests[request_id] += 1
         self._live[answers[0].session_id].younger = tuple(answer.session_id for answer in answers[1:])
         handle = Handle([self._live[answer.session_id].undelivered for answer in answers], wake)
@@ -125,10 +129,10 @@ class Driver:
                 self.feed(answer.session_id, None)
         return handle
 
-    def _generation(self, answer: ev.Admitted) -> Generation:
+    def _generation(self, answer: ev.Admitted, pace: Pace) -> Generation:
         return Generation(
             answer,
-            FixedPace(answer.num_speculative_tokens, self.settings.max_grace_ms),
+            pace,
             step_deadline_ms=self.settings.step_deadline_ms,
             placement_wait_ms=self.settings.placement_wait_ms,
             prompt_lookup_min=self.settings.prompt_lookup_min,
@@ -173,7 +177,7 @@ class Driver:
         self._events.append((session_id, event))
         if self._working:
             return
-        self._working = True
+        self._working, self._desk.now_ms = True, time.perf_counter() * 1000
         try:
             while self._events:
                 session_id, event = self._events.popleft()
@@ -204,6 +208,7 @@ class Driver:
         if live.target != generation.target:
             self._targets.moved(live.target, generation.target)
             live.target = generation.target
+            live.pace.moved(live.target)
             if live.target:
                 self._on_target(live)
         if live.draft != generation.drafting.name:
@@ -267,6 +272,7 @@ class Driver:
     def _forget(self, session_id: str, live: _Live) -> None:
         for timer in list(live.timers):
             self._stop_timer(live, timer)
+        live.pace.moved("")
         self._targets.forget(session_id, live.target)
         self._drafts.forget(session_id, live.draft)
         del self._live[session_id]
@@ -335,6 +341,9 @@ class Driver:
     def heard(self, peer: Peer, heard: Heard) -> None:
         if heard.faults:
             self.observer.count("broken", heard.faults)
+        if peer.dialect is TARGET:
+            self._desk.now_ms = time.perf_counter() * 1000
+            self._desk.heard(peer.name, heard.rows, heard.engine_us, heard.items)
         for item in heard.items:
             live = self._live.get(item.session_id)
             if live is None:

@@ -31,7 +31,7 @@ class Admitted:
     `tokens` = prompt, then output already delivered elsewhere (a resumed request); `prompt_length` separates the two.
     `num_speculative_tokens` = block length wanted, 0 = no draft session at all. `max_block` = most proposals a target takes in one Step.
     `window` = longest sequence of the target. `fork_session_id` = answer 0 of the same request, whose prompt is computed first; empty
-    for answer 0 itself.
+    for answer 0 itself. `adaptive`: num_speculative_tokens is a maximum, the length of each block is chosen.
     """
 
     session_id: str
@@ -47,6 +47,7 @@ class Admitted:
     traceparent: str = ""
     priority: int = 0
     fork_session_id: str = ""
+    adaptive: bool = False
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

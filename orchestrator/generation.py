@@ -83,7 +83,7 @@ class Generation:
         self._avoid = ""  # who held it last
         self._patience = Patience()
         self._ahead = ahead and request.rejection_method is RejectionMethod.COUPLED
-        self.drafting = DraftSide(request)
+        self.drafting = DraftSide(request, pace)
         self._reader_behind = False
         self._told: list[Command] = []
 
@@ -224,9 +224,9 @@ class Generation:
             self._tell(Count("stale", len(proposal.tokens)))
         if self.state is State.CHOOSING:
             block, _ = self._sources.ready()
-            if block.tokens:
+            if self.lookahead.any:  # else what came was for later
                 self._tell(StopTimer(Timer.GRACE))
-                self._open_round(block, "late")
+                self._open_round(block, "late" if block.tokens else "off")
 
     def _give_up_waiting(self) -> None:
         if self.state is State.CHOOSING:

@@ -47,6 +47,7 @@ class Request:
     rejection_method: RejectionMethod
     draft_method: DraftMethod
     num_speculative_tokens: int | None = None
+    adaptive: bool | None = None
     output_ids: tuple[int, ...] = ()
     seed: int | None = None
     n: int = 1
@@ -79,12 +80,20 @@ def check_sampling(sampling: SamplingParams, vocab_size: int, eos_ids: Sequence[
 
 
 def admit(
-    request: Request, prompt: Sequence[int], info: ModelInfo, *, session_id: str, seed: int, num_speculative_tokens: int, traceparent: str
+    request: Request,
+    prompt: Sequence[int],
+    info: ModelInfo,
+    *,
+    session_id: str,
+    seed: int,
+    num_speculative_tokens: int,
+    adaptive: bool = False,
+    traceparent: str,
 ) -> Admitted:
     """Completes a request for the target described by `info`: its answer 0, `others` makes the rest.
 
-    `prompt` = its ids; `seed` and `num_speculative_tokens` = what holds where the request leaves them open. `max_tokens` becomes the
-    smaller of what was asked for and what the window leaves; 0 = the answer is complete already. Raises InvalidRequest and NotFound.
+    `prompt` = its ids; `seed`, `num_speculative_tokens` and `adaptive` = what holds where the request leaves them open. `max_tokens`
+    becomes the smaller of what was asked for and what the window leaves; 0 = the answer is complete already. Raises InvalidRequest and NotFound.
     """
     if request.model is not None and request.model != info.model:
         raise NotFound(f"model: {request.model!r} is not served here; this is {info.model!r}")
@@ -104,6 +113,7 @@ def admit(
     asked = request.num_speculative_tokens
     if asked is not None and asked > most:
         raise InvalidRequest("num_speculative_tokens", f"at most {most} here")
+    k = min(most, num_speculative_tokens) if asked is None else asked
     return Admitted(
         session_id=session_id,
         tokens=(*prompt, *request.output_ids),
@@ -111,12 +121,13 @@ def admit(
         sampling=replace(sampling, max_tokens=max_tokens),
         seed=seed if request.seed is None else request.seed,
         window=info.max_model_len,
-        num_speculative_tokens=min(most, num_speculative_tokens) if asked is None else asked,
+        num_speculative_tokens=k,
         max_block=most,
         rejection_method=request.rejection_method,
         draft_method=request.draft_method,
         traceparent=traceparent,
         priority=request.priority,
+        adaptive=k > 0 and (adaptive if request.adaptive is None else request.adaptive),
     )
 
 

@@ -17,7 +17,8 @@ class OrchestratorSettings(CommonSettings):
     tokenizer: Path = setting(doc="folder with the target's tokenizer.json and config.json; no weights are read")
     targets: tuple[str, ...] = setting(doc="host:port of every target, comma separated")
     drafts: tuple[str, ...] = setting((), doc="host:port of every draft, comma separated; empty = no speculation")
-    num_speculative_tokens: int = setting(2, low=0, high=64, doc="block length when the request does not say")
+    num_speculative_tokens: int = setting(2, low=0, high=64, doc="block length, or the longest one, when the request does not say")
+    enable_adaptive_verification: bool = setting(False, doc="the length of each block is what pays, up to num_speculative_tokens")
     rejection_sample_method: RejectionMethod = setting(RejectionMethod.COUPLED, doc="coupled or standard")
     draft_sample_method: DraftMethod | None = setting(None, doc="gumbel, greedy or probabilistic; empty = the method's default")
     prompt_lookup_min: int = setting(

@@ -1,11 +1,12 @@
 """Which block the next round proposes. Pure; knows no target, no timer, no client.
 
-The first source that has something is taken:
+The sources
 1. Forced ids: a grammar lets nothing else follow, the target said so with its last result. They cost no draft and no waiting, and may be
    more than a block, up to what a target takes. Where the lookahead begins with all of them its chain goes on behind them.
 2. The lookahead: what the draft proposed.
 3. Prompt lookup: what followed the last time the newest tokens occurred.
-Nothing fits: only the draft can help, and the caller decides how long to wait for it.
+What is forced goes first. The pace says whether a lookup goes before the draft's chain, or before waiting for one; it says so without
+looking at either's tokens. Nothing fits: only the draft can help, and the caller decides how long to wait for it.
 
 Forced ids depend on committed tokens alone, so the standard method may have them as a one-hot distribution; and it always has them so,
 also where the draft drew the same ids. "As drawn if it agrees, else one-hot" would be a choice made by looking at what was drawn,
@@ -53,18 +54,22 @@ class Sources:
         """The next round's block and outcome; None: only the draft can help."""
         if not self._pace.speculates and not (self._pace.most and self._forced):
             return EMPTY, "off"
+        room = self._room(self._pace.most)
+        if not self._forced and (guess := self._guess(room)) and self._pace.lookup_first(len(guess), self.lookahead.any):
+            return Block(guess, (None,) * len(guess), own=False), "ngram"
         block, outcome = self.ready()
         if block.tokens:
             return block, outcome
-        if not (room := self._room(self._pace.most)):
+        if not room:
             return EMPTY, "tail"
         if self.lookahead.any or not self._pace.speculates:  # there is a chain, and it is not worth verifying
             return EMPTY, "off"
-        guess = self._lookup.propose(room)
-        if guess:
-            guess = guess[: self._pace.length("ngram", (0.0,) * len(guess))]
-            return (Block(guess, (None,) * len(guess), own=False), "ngram") if guess else (EMPTY, "off")
         return None
+
+    def _guess(self, room: int) -> tuple[int, ...]:
+        """What the lookup has, as far as it is worth verifying."""
+        guess = self._lookup.propose(room)
+        return guess[: self._pace.length("ngram", (0.0,) * len(guess))] if guess else ()
 
     def _room(self, most: int) -> int:
         """Proposals worth verifying now."""

@@ -59,6 +59,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             session_id=secrets.token_hex(8),
             seed=secrets.randbits(64),
             num_speculative_tokens=self._defaults.num_speculative_tokens,
+            adaptive=self._defaults.adaptive,
             traceparent=meter.span.traceparent,
         )
         answers = (first, *others(first, [secrets.token_hex(8) for _ in range(request.n - 1)]))

@@ -31,6 +31,7 @@ class Defaults:
     """What the service puts where a request is silent."""
 
     num_speculative_tokens: int
+    adaptive: bool
     rejection_method: RejectionMethod
     draft_method: DraftMethod | None
 
@@ -49,6 +50,7 @@ def parse(message: pb.GenerateRequest, defaults: Defaults, vocab_size: int, eos_
         rejection_method=rejection,
         draft_method=draft,
         num_speculative_tokens=_num_speculative_tokens(message),
+        adaptive=message.enable_adaptive_verification if message.HasField("enable_adaptive_verification") else None,
         output_ids=output_ids,
         seed=message.seed if message.HasField("seed") else None,
         n=_n(message),
@@ -62,8 +64,6 @@ def parse(message: pb.GenerateRequest, defaults: Defaults, vocab_size: int, eos_
 
 
 def _refuse_unserved(message: pb.GenerateRequest) -> None:
-    if message.enable_adaptive_verification:
-        raise Unsupported("enable_adaptive_verification", "block lengths are fixed; set num_speculative_tokens")
     if message.use_heterogeneous_vocab:
         raise Unsupported("use_heterogeneous_vocab", "draft and target share one vocabulary")
 

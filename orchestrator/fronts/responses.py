@@ -68,7 +68,7 @@ def settings(admitted: Admitted, info: ModelInfo) -> pb.EffectiveSettings:
         rejection_sample_method=wire.rejection_method_to_wire(admitted.rejection_method),
         draft_sample_method=wire.draft_method_to_wire(admitted.draft_method),
         num_speculative_tokens=admitted.num_speculative_tokens,
-        enable_adaptive_verification=False,
+        enable_adaptive_verification=admitted.adaptive,
         batch_invariant=info.batch_invariant,
         numerics_fingerprint=info.numerics_fingerprint,
     )

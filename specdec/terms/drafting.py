@@ -40,6 +40,7 @@ class Commit:
     prefix_length: int
     prefix_hash: int
     tokens: tuple[int, ...]
+    num_speculative_tokens: int = 0  # block length wanted from here on; 0 = as in Open
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,16 +82,18 @@ class Sent(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., prefix_length: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., num_proposed: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("session_id", "prefix_length", "prefix_hash", "tokens")
+    __slots__ = ("session_id", "prefix_length", "prefix_hash", "tokens", "num_speculative_tokens")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prefix_length: int
     prefix_hash: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., prefix_length: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_speculative_tokens: int
+    def __init__(self, session_id: _Optional[str] = ..., prefix_length: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., num_speculative_tokens: _Optional[int] = ...) -> None: ...
 
 class Pause(_message.Message):
     __slots__ = ("session_id",)

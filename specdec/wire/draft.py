@@ -88,6 +88,7 @@ def commit_to_wire(command: terms.Commit) -> draft_pb2.Commit:
         prefix_length=command.prefix_length,
         prefix_hash=command.prefix_hash,
         tokens=command.tokens,
+        num_speculative_tokens=command.num_speculative_tokens,
     )
 
 
@@ -96,7 +97,7 @@ def commit_from_wire(message: draft_pb2.Commit) -> terms.Commit:
     if not tokens:
         raise InvalidRequest("commit.tokens", "must hold at least one token")
     session_id = name_from_wire(message.session_id, "commit.session_id")
-    return terms.Commit(session_id, message.prefix_length, message.prefix_hash, tokens)
+    return terms.Commit(session_id, message.prefix_length, message.prefix_hash, tokens, message.num_speculative_tokens)
 
 
 # command term → (name in the oneof, to wire, from wire)

@@ -61,7 +61,7 @@ class Service:
 async def serving(text_model: TextModel) -> AsyncIterator[Service]:
     telemetry = Telemetry("orchestrator", metrics_port=-1)
     backend = ScriptedBackend(info=model_info(TOKENIZER.get_vocab_size()))
-    servicer = GenerationServicer(backend, text_model, Defaults(3, RejectionMethod.COUPLED, None), Meters(telemetry))
+    servicer = GenerationServicer(backend, text_model, Defaults(3, False, RejectionMethod.COUPLED, None), Meters(telemetry))
     server = grpc.aio.server(interceptors=[CallInterceptor(telemetry)], options=server_options())
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -21,7 +21,7 @@ from specdec.v1 import common_pb2, generation_pb2
 from tests.fakes_driver import model_info
 
 VOCAB, EOS = 1000, (2,)
-DEFAULTS = Defaults(3, RejectionMethod.COUPLED, None)
+DEFAULTS = Defaults(3, False, RejectionMethod.COUPLED, None)
 
 
 def read(message: generation_pb2.GenerateRequest, defaults: Defaults = DEFAULTS) -> Request:
@@ -59,7 +59,7 @@ REQUEST_FIELDS: dict[str, tuple[Any, Expected]] = {
     "include_stop_str_in_output": (True, (lambda r: r.include_stop, True)),
     "skip_special_tokens": (False, (lambda r: r.skip_special, False)),
     "num_speculative_tokens": (5, (lambda r: r.num_speculative_tokens, 5)),
-    "enable_adaptive_verification": (True, Unsupported),
+    "enable_adaptive_verification": (True, (lambda r: r.adaptive, True)),
     "disable_spec_decode": (True, (lambda r: r.num_speculative_tokens, 0)),
     "rejection_sample_method": (2, (lambda r: r.rejection_method, RejectionMethod.STANDARD)),
     "draft_sample_method": (2, (lambda r: r.draft_method, DraftMethod.GREEDY)),
@@ -240,7 +240,7 @@ def test_what_cannot_be_is_refused_by_name(message: generation_pb2.GenerateReque
 
 
 def test_the_services_methods_hold_where_the_request_is_silent() -> None:
-    standard = Defaults(3, RejectionMethod.STANDARD, DraftMethod.GREEDY)
+    standard = Defaults(3, False, RejectionMethod.STANDARD, DraftMethod.GREEDY)
     silent, other = read(ask(), standard), read(ask(rejection_sample_method=1), standard)
     assert (silent.rejection_method, silent.draft_method) == (RejectionMethod.STANDARD, DraftMethod.GREEDY)
     assert (other.rejection_method, other.draft_method) == (RejectionMethod.COUPLED, DraftMethod.GREEDY)

@@ -186,7 +186,7 @@ def own(*tokens: int) -> Block:
 
 
 def test_the_draft_is_told_a_block_from_elsewhere_and_then_knows_it() -> None:
-    tree, side = Lookahead(PROMPT), DraftSide(admitted())
+    tree, side = Lookahead(PROMPT), DraftSide(admitted(), FixedPace(2, 0))
     side.placed(DraftPlaced("d", 16), PROMPT, tree, None)
     tree.assume((8, 9))
     (sent,) = told(side.sent(tree, guest(8, 9)))

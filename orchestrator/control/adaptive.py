@@ -1,0 +1,166 @@
+"""The pace of one session: as many tokens as pay now, none when none do. Pure.
+
+What its target can afford is decided for all sessions together (machine.py): whether anybody speculates, and the least gain that is worth
+drafting, and worth a row. A session asks what its own chains gain (survival.py). One whose chains are never worth a row rests, so that its
+draft works for others, and tries again after a while.
+
+Under the standard method whether slot i is verified may rest on confidences up to i and on finished rounds, and it rests on nothing else
+here, with either method. A source is chosen before its tokens, or confidences, are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.control.choice import worth
+from orchestrator.control.seat import Clock, Round, Seat
+from orchestrator.control.survival import SessionSurvival, Survival
+from orchestrator.lookahead import Block
+from orchestrator.pace import FixedPace
+from specdec.terms import Result
+
+WORTHLESS_ROUNDS = 4  # in a row, until a session rests
+FIRST_REST, LAST_REST = 16, 256  # rounds
+TRIAL_ROUNDS = 6
+
+
+class WatchedPace(FixedPace):
+    """Exactly K; its rounds are timed like all others."""
+
+    def __init__(self, num_speculative_tokens: int, max_grace_ms: float, clock: Clock) -> None:
+        super().__init__(num_speculative_tokens, max_grace_ms)
+        self._seat = Seat(clock, 1 + num_speculative_tokens)
+
+    def moved(self, target: str) -> None:
+        self._seat.moved(target)
+
+    def opened(self) -> None:
+        self._seat.sent()
+
+    def committed(self) -> None:
+        machine, round_ = self._seat.machine, self._seat.turned()
+        if machine is not None and round_ is not None:
+            machine.learn_round(round_.turn_ms, self.most > 0, round_.began_ms)
+
+
+class AdaptivePace(Seat):
+    adaptive = True
+
+    def __init__(self, most: int, max_grace_ms: float, clock: Clock, draft: Survival, lookup: Survival, begins: bool) -> None:
+        """`draft`, `lookup`: what is known of these sources over all sessions; `begins`: the draft is asked from the first token on."""
+        super().__init__(clock, rows=1)
+        self.most, self._max_grace_ms = most, max_grace_ms
+        self._draft, self._lookup = SessionSurvival(draft), SessionSurvival(lookup)
+        self.speculates = self.drafts = begins and most > 0
+        self.wanted = most  # tokens the draft is asked for
+        self._warm = self._awoken = False  # the draft has spoken since it was asked to go on; it had rested before
+        self._block_from = ""  # source of this round's block, empty = none was verified
+        self._spoke = False  # a usable proposal came since the commit
+        self._outlook: list[float] = []
+        self._worthless = self._rest_left = self._trial_left = 0
+        self._rest = FIRST_REST
+
+    # --- asked before a round -----------------------------------------------------------------------------------------
+
+    def outlook(self) -> list[float]:
+        if not self._outlook:
+            self._outlook = self._draft.expected(self.most)
+        return self._outlook
+
+    def length(self, source: str, confidences: Sequence[float]) -> int:
+        chain = self._lookup if source == "ngram" else self._draft
+        machine = self.machine
+        if machine is None:
+            return min(self.most, len(confidences))
+        n = worth(chain.gains(confidences[: self.most]), machine.row_threshold)
+        return max(n, min(1, len(confidences), self.most)) if machine.trying or self._trial_left else n
+
+    def lookup_first(self, guess: int, ready: bool) -> bool:
+        """Whether `guess` looked-up tokens are taken before the draft's chain, which is there (`ready`) or has to be waited for."""
+        machine = self.machine
+        if machine is None:
+            return not ready
+        looked, drafted = sum(self._lookup.expected(min(guess, self.most))), sum(self.outlook()[: self.wanted])
+        if ready or not self.drafts:
+            return looked > drafted or not self.drafts
+        round_ms = machine.regime.spec.value
+        wait_ms = machine.answer.value
+        return (1 + looked) * (round_ms + wait_ms) >= (1 + drafted) * round_ms
+
+    def grace_ms(self) -> float:
+        machine = self.machine
+        if machine is None or (self._awoken and not self._warm):
+            return 0.0 if self._awoken else self._max_grace_ms
+        if machine.answer.seen < 4:
+            return self._max_grace_ms
+        free = machine.boundary_ms(self._clock.now_ms)
+        gained = sum(self.outlook()[: self.wanted])
+        if gained * machine.regime.spec.value <= max(0.0, machine.answer.value - free):
+            return 0.0
+        return min(self._max_grace_ms, free + machine.answer.value + 3 * machine.spread.value)
+
+    # --- told ---------------------------------------------------------------------------------------------------------
+
+    def opened(self) -> None:
+        self.sent()
+
+    def proposed(self) -> None:
+        """The draft said something that can be used."""
+        if self.machine is not None and self._began_ms is not None and self.drafts and not self._spoke and self._warm:
+            self.machine.learn_answer(self._clock.now_ms - self._began_ms)
+        self._spoke = self._warm = True
+
+    def learn(self, source: str, block: Block, result: Result) -> None:
+        self._block_from = source
+        if source == "draft":
+            self._draft.learn(block.confidences, result.num_verified, result.num_accepted)
+            self._outlook = []
+        elif source == "ngram":
+            self._lookup.learn((0.0,) * len(block.tokens), result.num_verified, result.num_accepted)
+
+    def committed(self) -> None:
+        machine, round_ = self.machine, self.turned()
+        if machine is not None and round_ is not None:
+            self._learn_round(round_)
+        self._block_from, self._spoke = "", False
+        if machine is None:
+            return
+        machine.decide(self._clock.now_ms)
+        self._choose(machine.speculates)
+
+    def _learn_round(self, round_: Round) -> None:
+        assert self.machine is not None
+        spec = self.speculates
+        if spec and not self._warm:
+            return  # like neither: the draft has yet to catch up
+        self.machine.learn_round(round_.turn_ms, spec or bool(self._rest_left), round_.began_ms)
+        if spec and self._block_from in ("", "draft") and round_.wait_ms is not None:
+            self.machine.learn_wait(self.wanted, round_.wait_ms, bool(self._block_from), round_.began_ms)
+
+    def _choose(self, open_: bool) -> None:
+        """What the next round may do. `open_`: sessions of this target speculate now."""
+        assert self.machine is not None
+        if not open_ or not self.most:
+            return self._sleep()
+        if self._rest_left:
+            self._rest_left -= 1
+            if self._rest_left:
+                return self._sleep()
+            self._trial_left = TRIAL_ROUNDS
+        n = worth(self.outlook(), self.machine.threshold)
+        if self._trial_left:
+            self._trial_left -= self._warm
+        elif n or self.machine.trying:
+            self._worthless, self._rest = 0, FIRST_REST
+        else:
+            self._worthless += 1
+            if self._worthless >= WORTHLESS_ROUNDS:
+                self._worthless, self._rest_left, self._rest = 0, self._rest, min(2 * self._rest, LAST_REST)
+                return self._sleep()
+        self.wanted = max(1, n)
+        if not self.drafts:
+            self.speculates = self.drafts = self._awoken = True
+            self._warm = False
+
+    def _sleep(self) -> None:
+        self.speculates = self.drafts = False

@@ -1,0 +1,219 @@
+"""One target, and what shares its machine: its sessions, whether they speculate now, and from which gain on a slot is worth its row. Pure.
+
+Rules
+1. All sessions of a target speculate, or none does: what one of them costs the others is not seen from within it. Among those that
+   speculate each has the length that its own chain is worth.
+2. The way that decides more tokens per ms is taken, by what was measured at this load (regime.py) and what the sessions gain now. The other
+   way must be better by HYSTERESIS.
+3. Measurements age. The other way is tried now and then, for some rounds of every session; the more it would lose the more rarely, and
+   ever more rarely while it goes on losing: trying costs at most about PROBE_SHARE of the tokens.
+4. A round counts only if it began and ended under one way, and not as the first after a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from orchestrator.control.choice import choose
+from orchestrator.control.regime import Mean, Regime
+from orchestrator.control.step_time import StepTime
+
+HYSTERESIS = 0.02
+PROBE_SHARE = 0.01
+PROBE_ROUNDS = 10  # of every session
+MOST_PROBE_MS = 2000.0
+FIRST_INTERVAL_MS, LAST_INTERVAL_MS = 2000.0, 120_000.0
+CHOOSE_EVERY_MS = 10.0
+IDLE_MS = 500.0  # longer silence is no time spent
+ANSWER_MEMORY = 64.0
+
+
+class Seat(Protocol):
+    """A session at the target, as far as it counts here."""
+
+    @property
+    def adaptive(self) -> bool: ...
+
+    @property
+    def rows(self) -> int:
+        """Rows of its rounds that it does not choose: 1 and a fixed block."""
+
+    def outlook(self) -> Iterable[float]:
+        """Gain of each slot that it could propose."""
+
+
+class _Probe:
+    def __init__(self, began_ms: float, sessions: int) -> None:
+        self.began_ms, self.left = began_ms, PROBE_ROUNDS * sessions
+
+
+class _Load:
+    """What is known and going on at one load."""
+
+    def __init__(self) -> None:
+        self.regime = Regime()
+        self.speculates = True
+        self.due_ms = 0.0  # when the other way is tried next, in busy time
+        self.interval_ms = FIRST_INTERVAL_MS
+        self.probe: _Probe | None = None
+
+
+class Machine:
+    def __init__(self) -> None:
+        self.step_time = StepTime()
+        self.seats: set[Seat] = set()
+        self.threshold = self.row_threshold = 0.0  # least gain worth drafting, and least gain worth a row once it is drafted
+        self.switched_ms = 0.0
+        self.rows = 0  # of the newest step
+        self.step_ms = 0.0
+        self.heard_ms = self._chosen_ms = -1e9
+        self._busy_ms = 0.0
+        self._foreign = 0.0  # rows of other orchestrators, running mean
+        self._told = 0  # sessions that the newest step answered
+        self.answer, self.spread = Mean(), Mean()  # ms from a commit to the draft's first word, where it had none ready; and how far off
+        self._loads: dict[int, _Load] = {}
+        self._bin = 0
+        self._stale = True
+
+    # --- who is there -------------------------------------------------------------------------------------------------
+
+    def join(self, seat: Seat, now_ms: float) -> None:
+        self.seats.add(seat)
+        self._moved(now_ms)
+
+    def leave(self, seat: Seat, now_ms: float) -> None:
+        self.seats.discard(seat)
+        self._moved(now_ms)
+
+    def _moved(self, now_ms: float) -> None:
+        self._stale = True
+        before, self._bin = self._bin, max(0, len(self.seats) - 1).bit_length()
+        if before != self._bin:
+            was, load = self._loads.get(before), self._load
+            if was is not None:
+                was.probe = None
+                if was.speculates != load.speculates:
+                    self.switched_ms = now_ms
+
+    @property
+    def _load(self) -> _Load:
+        return self._loads.setdefault(self._bin, _Load())
+
+    @property
+    def regime(self) -> Regime:
+        return self._load.regime
+
+    @property
+    def speculates(self) -> bool:
+        load = self._load
+        return load.speculates if load.probe is None else not load.speculates
+
+    @property
+    def trying(self) -> bool:
+        """Speculation is tried out: every session proposes something."""
+        load = self._load
+        return load.probe is not None and not load.speculates
+
+    def would_speculate(self, sessions: int) -> bool:
+        load = self._loads.get(max(0, sessions - 1).bit_length())
+        return load is None or load.speculates
+
+    def boundary_ms(self, now_ms: float) -> float:
+        """Until the target could begin the next step: it is busy with sessions that the newest step did not answer."""
+        return max(0.0, self.heard_ms + self.step_ms - now_ms) if self._told < len(self.seats) else 0.0
+
+    # --- what is learned ----------------------------------------------------------------------------------------------
+
+    def heard(self, rows: int, took_ms: float, own_rows: int, answers: int, now_ms: float) -> None:
+        """One engine step of the target; `own_rows` = rows of it that belong to the answers told with it."""
+        self._told = answers
+        self.step_time.learn(rows, took_ms)
+        self.rows, self.step_ms = rows, took_ms
+        self._foreign += 0.05 * (max(0, rows - own_rows) - self._foreign)
+        gap = now_ms - self.heard_ms
+        self._busy_ms += gap if gap < IDLE_MS else took_ms
+        self.heard_ms = now_ms
+
+    def learn_answer(self, after_ms: float) -> None:
+        """The draft had nothing when a session committed, and spoke so long after it."""
+        if self.answer.seen:
+            self.spread.learn(abs(after_ms - self.answer.value), ANSWER_MEMORY)
+        self.answer.learn(after_ms, ANSWER_MEMORY)
+
+    def learn_wait(self, wanted: int, wait_ms: float, block: bool, began_ms: float) -> None:
+        """A round waited so long for the `wanted` tokens of its draft; `block`: and had some."""
+        if began_ms > self.switched_ms:
+            self.regime.learn_wait(wanted, wait_ms, block, len(self.seats))
+
+    def learn_round(self, turn_ms: float, spec: bool, began_ms: float) -> None:
+        """A round of one session from its beginning to its commit, without its wait for the draft. `spec`: it was open to speculation."""
+        load = self._load
+        if began_ms <= self.switched_ms or (spec != self.speculates and any(seat.adaptive for seat in self.seats)):
+            return
+        own = turn_ms - (self.step_time.at(self.rows) - self.step_time.at(self._base_rows))
+        learn = load.regime.learn_spec if spec else load.regime.learn_plain
+        learn(own, len(self.seats))
+        if load.probe is not None:
+            load.probe.left -= 1
+        self._stale = True
+
+    @property
+    def _base_rows(self) -> float:
+        return sum(seat.rows for seat in self.seats) + self._foreign
+
+    # --- what is decided ----------------------------------------------------------------------------------------------
+
+    def decide(self, now_ms: float) -> None:
+        """Looks again at both ways, if something was learned and the last look is not of this very moment."""
+        if not any(seat.adaptive for seat in self.seats):
+            return
+        if self._stale and (now_ms - self._chosen_ms >= CHOOSE_EVERY_MS or len(self.seats) == 1):
+            self._stale, self._chosen_ms = False, now_ms
+            self._decide(now_ms)
+
+    def _decide(self, now_ms: float) -> None:
+        load = self._load
+        spec_rate, plain_rate = self._rates(load.regime)
+        if load.probe is not None:
+            over = load.probe.left <= 0 or now_ms - load.probe.began_ms > MOST_PROBE_MS
+            if over:
+                self._end_probe(load, spec_rate, plain_rate, now_ms)
+            return
+        better = spec_rate > plain_rate * (1 + HYSTERESIS) if not load.speculates else spec_rate * (1 + HYSTERESIS) >= plain_rate
+        if better != load.speculates and load.regime.plain.seen and load.regime.spec.seen:
+            load.speculates, self.switched_ms = better, now_ms
+            load.interval_ms = FIRST_INTERVAL_MS
+            load.due_ms = self._busy_ms + FIRST_INTERVAL_MS
+        elif self._busy_ms >= load.due_ms:
+            unknown = load.regime.spec if load.speculates else load.regime.plain
+            if unknown.seen >= PROBE_ROUNDS or not load.speculates:
+                load.probe, self.switched_ms = _Probe(now_ms, len(self.seats)), now_ms
+
+    def _end_probe(self, load: _Load, spec_rate: float, plain_rate: float, now_ms: float) -> None:
+        assert load.probe is not None
+        took, load.probe, self.switched_ms = now_ms - load.probe.began_ms, None, now_ms
+        mine, other = (spec_rate, plain_rate) if load.speculates else (plain_rate, spec_rate)
+        if other > mine * (1 + HYSTERESIS):
+            load.speculates = not load.speculates
+            load.interval_ms = FIRST_INTERVAL_MS
+        else:
+            loss = max(0.02, 1 - other / max(mine, 1e-9))
+            load.interval_ms = min(LAST_INTERVAL_MS, max(1.5 * load.interval_ms, took * loss / PROBE_SHARE))
+        load.due_ms = self._busy_ms + load.interval_ms
+
+    def _rates(self, regime: Regime) -> tuple[float, float]:
+        """Tokens per ms with and without speculation; sets the thresholds."""
+        base, share, n = self._base_rows, regime.block_share, len(self.seats)
+        curve = self.step_time
+        plain_ms = regime.plain.value if regime.plain.seen else regime.spec.value
+        spec_ms = regime.spec.value if regime.spec.seen else plain_ms
+        at_base = curve.at(base)
+        slots = [(share * gain, depth) for seat in self.seats if seat.adaptive for depth, gain in enumerate(seat.outlook(), 1)]
+        full = choose(n, slots, lambda m, depth: spec_ms + curve.at(base + m) - at_base + regime.wait_ms(depth))
+        if full.rate and share:
+            self.threshold = full.threshold / share
+        usual = spec_ms + regime.wait_ms(2)
+        sunk = choose(n, slots, lambda m, depth: usual + curve.at(base + m) - at_base)
+        self.row_threshold = min(self.threshold, sunk.threshold / share)
+        return full.rate, n / plain_ms if plain_ms else 0.0

@@ -1,0 +1,72 @@
+"""What an engine step takes, by its rows. Pure.
+
+Theory. More rows never take less time, and where the kernel works in blocks the time is a staircase: rows up to the next edge are nearly
+free. So each count of rows has a running mean of its own, and the means are made monotone by pooling neighbours that contradict each other
+(isotonic regression, weighted by how much was seen). Between counts that were seen a straight line; beyond the last one the mean slope.
+One step in many is slow for reasons of its own (the machine did something else), so what is far above the mean counts only in part.
+"""
+
+from __future__ import annotations
+
+FINE = 128  # rows told apart one by one; beyond that in eighths of a power of two
+MEMORY = 30.0  # steps a mean remembers
+OUTLIER = 1.5  # of the mean: what is above counts as this
+MIN_SLOPE = 0.002  # of a step's time, per row, where nothing was seen
+
+
+class StepTime:
+    def __init__(self) -> None:
+        self._mean: dict[int, float] = {}
+        self._seen: dict[int, float] = {}
+        self._curve: list[tuple[int, float]] | None = None
+
+    def learn(self, rows: int, took_ms: float) -> None:
+        """A step of `rows` rows took so long."""
+        key = _key(rows)
+        seen, mean = self._seen.get(key, 0.0), self._mean.get(key, took_ms)
+        weight = 1 / min(seen + 1, MEMORY)
+        self._mean[key] = mean + weight * (min(took_ms, OUTLIER * mean) - mean)
+        self._seen[key] = min(seen + 1, MEMORY)
+        self._curve = None
+
+    @property
+    def known(self) -> bool:
+        return bool(self._mean)
+
+    def at(self, rows: float) -> float:
+        """Milliseconds; 0 when nothing is known."""
+        curve = self._curve if self._curve is not None else self._fit()
+        if not curve:
+            return 0.0
+        first, last = curve[0], curve[-1]
+        if rows <= first[0]:
+            return first[1]
+        if rows >= last[0]:
+            slope = (last[1] - first[1]) / max(1, last[0] - first[0])
+            return last[1] + max(slope, MIN_SLOPE * last[1]) * (rows - last[0])
+        low, high = 0, len(curve) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if curve[middle][0] <= rows else (low, middle)
+        (x0, y0), (x1, y1) = curve[low], curve[high]
+        return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
+
+    def _fit(self) -> list[tuple[int, float]]:
+        blocks: list[list[float]] = []  # weighted mean, weight, counts of rows in it
+        keys = sorted(self._mean)
+        for key in keys:
+            blocks.append([self._mean[key], self._seen[key], 1])
+            while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
+                mean, weight, count = blocks.pop()
+                total = blocks[-1][1] + weight
+                blocks[-1] = [(blocks[-1][0] * blocks[-1][1] + mean * weight) / total, total, blocks[-1][2] + count]
+        levels = [mean for mean, _, count in blocks for _ in range(int(count))]
+        self._curve = list(zip(keys, levels, strict=True))
+        return self._curve
+
+
+def _key(rows: int) -> int:
+    if rows <= FINE:
+        return rows
+    grain = 1 << (rows.bit_length() - 4)
+    return rows // grain * grain

@@ -1,0 +1,109 @@
+"""The chance that a slot of a chain stands, given that all before it stand. Pure.
+
+Theory. Counted per bin of the draft's confidence and per position, over all sessions; a bin that was rarely seen leans on the same
+confidence at any position, and that one on the confidence itself. Texts differ: a session shifts the odds of every slot by one number of
+its own, moved a little by each verified slot (one step of logistic regression), so that a dozen rounds tell code from small talk.
+
+Only verified slots teach: up to the first refused one. What lies behind it was never judged, and under the standard method must not be
+looked at either: a later round draws at the same places with the same noise.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+
+EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
+POSITIONS = 6  # told apart; later ones count as the last
+DECAY = 0.995  # per observation of a cell
+POOL_WEIGHT, PRIOR_WEIGHT = 8.0, 4.0  # observations that the wider estimate is worth
+FIRST_STEP, LAST_STEP = 0.5, 0.06  # of a session's shift
+MOST_SHIFT = 3.0
+
+
+class _Cell:
+    __slots__ = ("seen", "stood")
+
+    def __init__(self) -> None:
+        self.seen = self.stood = 0.0
+
+    def learn(self, stood: bool) -> None:
+        self.seen = DECAY * self.seen + 1
+        self.stood = DECAY * self.stood + stood
+
+    def chance(self, prior: float, weight: float) -> float:
+        return (self.stood + weight * prior) / (self.seen + weight)
+
+
+class Survival:
+    """Of one source of proposals, over all sessions. `prior` = chance where nothing is known; None = the confidence itself."""
+
+    def __init__(self, prior: float | None = None) -> None:
+        self._prior = prior
+        self._pools = [_Cell() for _ in range(len(EDGES) + 1)]
+        self._cells = [[_Cell() for _ in self._pools] for _ in range(POSITIONS)]
+
+    def chance(self, position: int, confidence: float) -> float:
+        """`position` from 0."""
+        i = bisect.bisect(EDGES, confidence)
+        prior = self._prior if self._prior is not None else confidence
+        pooled = self._pools[i].chance(prior, PRIOR_WEIGHT)
+        return self._cells[min(position, POSITIONS - 1)][i].chance(pooled, POOL_WEIGHT)
+
+    def learn(self, position: int, confidence: float, stood: bool) -> None:
+        i = bisect.bisect(EDGES, confidence)
+        self._pools[i].learn(stood)
+        self._cells[min(position, POSITIONS - 1)][i].learn(stood)
+
+
+class SessionSurvival:
+    """Of one source in one session."""
+
+    def __init__(self, common: Survival) -> None:
+        self._common = common
+        self._shift = 0.0
+        self._step = FIRST_STEP
+        self._usual: list[float] = []  # running mean of the chance at each position, over the slots that were reached
+
+    def gains(self, confidences: Sequence[float]) -> list[float]:
+        """For each slot the chance that it and all before it stand: tokens that a round gains by it."""
+        gains, product = [], 1.0
+        for position, confidence in enumerate(confidences):
+            product *= self._chance(position, confidence)
+            gains.append(product)
+        return gains
+
+    def expected(self, most: int) -> list[float]:
+        """The same for a chain that is not there yet: by what chains of this session were like."""
+        gains, product = [], 1.0
+        for position in range(most):
+            product *= self._at(position)
+            gains.append(product)
+        return gains
+
+    def _at(self, position: int) -> float:
+        if position < len(self._usual):
+            return self._usual[position]
+        known = self._usual[-1] if self._usual else self._chance(position, 0.5)
+        return known
+
+    def _chance(self, position: int, confidence: float) -> float:
+        chance = min(1 - 1e-6, max(1e-6, self._common.chance(position, confidence)))
+        return 1 / (1 + (1 / chance - 1) * math.exp(-self._shift)) if self._shift else chance
+
+    def learn(self, confidences: Sequence[float], verified: int, accepted: int) -> None:
+        """A round verified the first `verified` slots and kept `accepted` of them."""
+        for position in range(min(verified, accepted + 1, len(confidences))):
+            confidence, stood = confidences[position], position < accepted
+            chance = self._chance(position, confidence)
+            self._shift = max(-MOST_SHIFT, min(MOST_SHIFT, self._shift + self._step * (stood - chance)))
+            self._step = max(LAST_STEP, 0.93 * self._step)
+            self._common.learn(position, confidence, stood)
+            self._meet(position, self._chance(position, confidence))
+
+    def _meet(self, position: int, chance: float) -> None:
+        if position == len(self._usual):
+            self._usual.append(chance)
+        elif position < len(self._usual):
+            self._usual[position] += 0.15 * (chance - self._usual[position])
