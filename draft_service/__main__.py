@@ -48,10 +48,14 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
         max_budget=settings.budget_tokens,
         step_rows=settings.max_step_rows,
         lookahead_floor=settings.lookahead_floor,
+        fanout=settings.speculative_fanout,
+        branch_floor=settings.branch_floor,
     )
     room = KvBudget(info.kv_total_tokens)
     compilers = ThreadPoolExecutor(1, "grammars")
-    drafter = Drafter(limits, room, chooser_factory(words.size, words.eos_ids, info.draft_ids, grammars, compilers.submit))
+    guessing = settings.speculative_fanout > 1
+    choosers = chooser_factory(words.size, words.eos_ids, info.draft_ids, grammars, compilers.submit, guessing)
+    drafter = Drafter(limits, room, choosers)
     metrics = Metrics(runtime.telemetry, drafter)
     worker = Worker(drafter, Stepper(engine), thread, metrics)
     tasks = [

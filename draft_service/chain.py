@@ -1,5 +1,5 @@
 """One session's tokens at the draft: what is committed, then the one chain of undecided tokens that continues it. Pure; knows no
-engine, clock or session. The place where a tree of continuations would grow.
+engine, clock or session. Other continuations hang on it as branches (tree.py).
 
 Rules
 1. tokens = committed tokens, then undecided ones (drafted here, or a block from elsewhere that is in flight).
@@ -14,19 +14,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from specdec.hashing import PrefixHash
 from specdec.terms import DraftDistribution
 
 
+class Ranked(Protocol):
+    """The part of specdec.guesses.Guesses that is used here."""
+
+    def ranked(self) -> tuple[int, ...]:
+        """What else could have followed, likeliest first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One drafted token; `confidence` = largest value of q at its place; `distribution` only under the standard method."""
+    """One drafted token; `confidence` = largest value of q at its place; `distribution` only under the standard method; `guesses` None =
+    nothing else is worth trying in its place."""
 
     token: int
     confidence: float = 0.0
     distribution: DraftDistribution | None = None
+    guesses: Ranked | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +69,19 @@ class Chain:
         """The newest undecided token if it was drafted here."""
         return self._drafts[-1] if self._drafts else None
 
+    def draft_at(self, place: int) -> Draft | None:
+        """The undecided token at index `place`, if it was drafted here."""
+        return self._drafts[place - self.committed] if self.committed <= place < len(self.tokens) else None
+
     def names(self, length: int, hash_: int) -> bool:
         """Whether (length, hash) names a prefix of these tokens, undecided ones included."""
-        return 0 < length <= len(self.tokens) and self._hash_at(length) == hash_
+        return 0 < length <= len(self.tokens) and self.hash_at(length).value == hash_
 
-    def _hash_at(self, length: int) -> int:
+    def hash_at(self, length: int) -> PrefixHash:
+        """Of the first `length` tokens; the caller's own."""
         if length < self.committed:  # a late command: rare, so the hash is not kept
-            return PrefixHash(self.tokens[:length]).value
-        return self._hash.copy().extend(self.tokens[self.committed : length]).value
+            return PrefixHash(self.tokens[:length])
+        return self._hash.copy().extend(self.tokens[self.committed : length])
 
     def product(self, start: int, end: int) -> float:
         """Product of the confidences of the undecided tokens from index `start` to `end`; tokens from elsewhere count as certain."""
@@ -79,8 +94,7 @@ class Chain:
         Returns the number of undecided tokens that were dropped (0 = all fitted), or None, changing nothing, when they contradict
         what is committed.
         """
-        overlap = max(0, self.committed - start)
-        if list(tokens[:overlap]) != self.tokens[start : start + min(overlap, len(tokens))]:
+        if self.contradicts(start, tokens):
             return None
         end = start + len(tokens)
         if end <= self.committed:
@@ -90,6 +104,27 @@ class Chain:
         del self._drafts[: end - self.committed]
         self.committed = end
         self.pushed = max(self.pushed, end)
+        return dropped
+
+    def contradicts(self, start: int, tokens: Sequence[int]) -> bool:
+        """Whether other tokens than these are committed from index `start` on."""
+        overlap = max(0, self.committed - start)
+        return list(tokens[:overlap]) != self.tokens[start : start + min(overlap, len(tokens))]
+
+    def cut_by(self, start: int, tokens: Sequence[int]) -> int | None:
+        """The first index at which `tokens`, from index `start` on, are not what is here; None when all that is here agrees."""
+        for place, (here, there) in enumerate(zip(self.tokens[start:], tokens, strict=False), start):
+            if here != there:
+                return place
+        return None
+
+    def replace(self, place: int, token: int, drafts: Sequence[Draft], kv: int, pushed: int) -> int:
+        """Another continuation takes the place of this one from the undecided token at `place` on: `token`, then `drafts`. `kv`, `pushed`:
+        what the chain then has of both. Returns the number of tokens dropped."""
+        dropped = len(self.tokens) - place
+        self.tokens[place:] = [token, *(d.token for d in drafts)]
+        self._drafts[place - self.committed :] = [None, *drafts]
+        self.kv, self.pushed = kv, pushed
         return dropped
 
     def assume(self, start: int, block: Sequence[int]) -> int:
@@ -156,6 +191,6 @@ class Chain:
         drafts = [d for d in self._drafts[self.pushed - self.committed :] if d is not None]
         if not drafts:
             return None
-        piece = Piece(self.pushed, self._hash_at(self.pushed), tuple(drafts))
+        piece = Piece(self.pushed, self.hash_at(self.pushed).value, tuple(drafts))
         self.pushed = len(self.tokens)
         return piece

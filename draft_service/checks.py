@@ -13,7 +13,8 @@ from specdec.terms import LEGAL_METHODS, MAX_ID_BYTES, Commit, Open, Sent
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`vocab_size` = ids the tokenizer knows, `window` = longest sequence of the draft model, `step_rows` = tokens fed in one pass,
-    `chunk_rows` = tokens of one prompt in a pass while there are other sessions, `lookahead_floor` = see outlook.py."""
+    `chunk_rows` = tokens of one prompt in a pass while there are other sessions, `lookahead_floor` = see outlook.py, `fanout` = branches of
+    a session in all, the chain included, `branch_floor` = smallest chance of a branch's next token to be of use."""
 
     vocab_size: int
     window: int
@@ -24,6 +25,8 @@ class Limits:
     step_rows: int = 256
     chunk_rows: int = 64
     lookahead_floor: float = 0.0
+    fanout: int = 0
+    branch_floor: float = 0.0
 
 
 def bounds_of(command: Open, limits: Limits) -> Bounds:
@@ -40,6 +43,7 @@ def bounds_of(command: Open, limits: Limits) -> Bounds:
         ends_from=command.prompt_length + sampling.min_tokens,
         prompt_length=command.prompt_length,
         greedy=sampling.greedy,
+        method=command.draft_method,
     )
 
 

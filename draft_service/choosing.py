@@ -20,6 +20,7 @@ from draft_service.chain import Draft
 from draft_service.plan import Chooser, Silence
 from specdec.errors import InvalidRequest, SpecdecError
 from specdec.grammar import DeadEnd, GrammarCompiler, NoBeginning
+from specdec.guesses import Guesses
 from specdec.sampling import Constraint, Sampler, draft_choice
 from specdec.terms import Open
 
@@ -33,6 +34,8 @@ log = logging.getLogger("draft")
 class SessionChooser:
     """A Chooser. Its sampler is built with the first row, on the engine's thread: tables over the vocabulary take milliseconds.
 
+    `guessing`: its drafts know what else could have followed.
+
     `constraint`: of the session's grammar, when it is compiled; None without a grammar.
     """
 
@@ -43,9 +46,10 @@ class SessionChooser:
         eos_ids: Sequence[int],
         columns: Sequence[int] | None,
         constraint: Future[Constraint] | None,
+        guessing: bool = False,
     ) -> None:
         self._command, self._vocab_size, self._eos_ids, self._columns = command, vocab_size, eos_ids, columns
-        self._compiling = constraint
+        self._compiling, self._guessing = constraint, guessing
         self._sampler: Sampler | None = None
         self._told = False
 
@@ -76,8 +80,17 @@ class SessionChooser:
             return bound
         choice = draft_choice(sampler, logits, position, output, self._command.draft_method)
         if choice is not None:
-            return Draft(choice.token, choice.confidence, choice.distribution)
+            return Draft(
+                choice.token, choice.confidence, choice.distribution, self._guesses(sampler, logits, position, output, choice.token)
+            )
         return Silence.BROKEN if sampler.constraint is None else Silence.OVER
+
+    def _guesses(self, sampler: Sampler, logits: Any, position: int, output: Sequence[int], token: int) -> Guesses | None:
+        """Under a grammar there are none: every branch would walk the language on its own."""
+        if not self._guessing or sampler.constraint is not None:
+            return None
+        scores = sampler.temper(sampler.adjusted(logits, output))
+        return Guesses(sampler, scores, position, self._command.draft_method, token)
 
     def _bound(self, constraint: Constraint, output: Sequence[int]) -> Draft | Silence | None:
         """What the grammar alone says: the only token there is, also one that a reduced head does not have, or that nothing may follow."""
@@ -107,6 +120,7 @@ def chooser_factory(
     columns: Sequence[int] | None,
     grammars: GrammarCompiler | None = None,
     beside: Beside[Constraint] | None = None,
+    guessing: bool = False,
 ) -> Callable[[Open], Chooser]:
     """`columns` = the target ids of a reduced head's columns, None when the head covers the vocabulary. `grammars`: None = sessions with
     a grammar get no proposals. `beside`: where they are compiled; None = at once."""
@@ -114,7 +128,7 @@ def chooser_factory(
     def made(command: Open) -> Chooser:
         grammar = command.sampling.grammar
         if grammar is None:
-            return SessionChooser(command, vocab_size, eos_ids, columns, None)
+            return SessionChooser(command, vocab_size, eos_ids, columns, None, guessing)
         if grammars is None:
             return lambda logits, position, output: Silence.OVER
         compiling = (beside or _at_once)(lambda: grammars.compile_roaming(grammar))

@@ -10,9 +10,9 @@ Rules
    it is opened again or closed by the other side. Every refusal is told once.
 2. A command that names a prefix must name one of ours: of the committed tokens, or of the undecided ones that follow (a peer that is
    ahead). Late ones (an older prefix) are repeats and change nothing; anything else means the thread is lost: Resync.
-3. A plan takes the most urgent sessions within the row budget. A long prompt enters in chunks, so that the others keep drafting, and no
-   token is drafted before all of it is in.
-4. Room for keys and values is booked when a session opens or grows, for all it may draft; without room the session is refused alone.
+3. What a plan holds is planner.py's to say.
+4. Room for keys and values is booked when a session opens or grows, for all it may draft; without room the session is refused alone. A
+   branch has room of its own: without it there is no branch, and where a session lacks room all branches go first.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from draft_service.checks import Limits, bounds_of, check_commit, check_name, check_open, check_sent
+from draft_service.outbox import Told
 from draft_service.outlook import Outlook
 from draft_service.plan import Chooser, DraftPlan, DraftRow, PlanOutcome, RowOutcome, Silence
+from draft_service.planner import draw_up
 from draft_service.session import MAX_BROKEN, Bounds, Session
 from draft_service.tally import Tally
+from draft_service.tree import Branch
 from specdec.errors import InvalidRequest
+from specdec.odds import Odds
 from specdec.terms import (
     CloseDraft,
     Commit,
     DraftCommand,
     DraftEvent,
     DraftLoad,
+    DraftMethod,
     Open,
     Pause,
     Refused,
@@ -44,7 +49,9 @@ from specdec.terms import (
 MAX_GONE = 4096  # refused or lost sessions remembered until they are closed
 RETRY_MS = 1000
 
-Addressed = tuple[int, DraftEvent]
+BLOCK_TOKENS = 64  # room is booked in such blocks: a branch's own tokens may begin within one
+
+Addressed = tuple[int, Told | DraftEvent]
 """Stream and event."""
 
 
@@ -82,6 +89,7 @@ class Drafter:
         self.limits, self.tally = limits, Tally()
         self._room, self._make_chooser = room, make_chooser
         self._outlook = {greedy: Outlook(limits.lookahead_floor) for greedy in (True, False)}
+        self._odds = {(greedy, method): Odds() for greedy in (True, False) for method in DraftMethod}
         self._state = _State()
 
     # ------------------------------------------------------------------------------------------------ commands
@@ -138,7 +146,22 @@ class Drafter:
         """Books room for a new session. The first one may have all there is."""
         wanted = min(length + bounds.budget, bounds.limit)
         crowded = bool(self._state.sessions) and not self._room.can_admit(length, wanted - length)
-        return not crowded and self._room.grow(handle, wanted)
+        if crowded or not self._room.grow(handle, wanted):
+            return self._made_room() and self._admitted(handle, length, bounds)
+        return True
+
+    def _grown(self, session: Session, tokens: int) -> bool:
+        """Books room for `tokens` of it in all."""
+        wanted = min(tokens, session.bounds.limit)
+        return self._room.grow(session.handle, wanted) or (self._made_room() and self._room.grow(session.handle, wanted))
+
+    def _made_room(self) -> bool:
+        """All branches go. False: there were none."""
+        booked = self._room.used_tokens
+        for session in self._state.sessions.values():
+            session.tree.clear()
+            self._reap(session)
+        return self._room.used_tokens < booked
 
     def _command(self, session: Session, command: DraftCommand) -> list[Addressed]:
         if isinstance(command, Sent):
@@ -172,8 +195,11 @@ class Drafter:
         dropped = session.sent(command.prefix_length, command.num_proposed, command.tokens)
         likely = self._outlook[session.bounds.greedy].worthwhile(session.product)
         session.ahead = command.num_proposed == 0 or likely
+        if self.limits.fanout > 1:
+            session.branch_out(self._odds_of(session), self.limits.fanout, self.limits.branch_floor)
         self.tally.wasted_tokens += dropped
-        if not self._room.grow(session.handle, min(len(chain), session.bounds.limit)):
+        self._reap(session)
+        if not self._grown(session, len(chain)):
             return self._refuse((session.stream, session.session_id), session.epoch, "no room for keys and values", RETRY_MS)
         self._state.touched[session.handle] = session
         return []
@@ -193,9 +219,15 @@ class Drafter:
         self.tally.round(round_)
         if round_.whole is not None:
             self._outlook[bounds.greedy].learn(round_.product, round_.whole)
+        if round_.ending is not None:
+            self._odds_of(session).learn(round_.ending)
+        if round_.grown is not None:
+            self.tally.grafted(round_.grown)
+            self._room.release(round_.grown.handle)
+        self._reap(session)
         if chain.committed >= bounds.limit:
             return self._beyond((session.stream, session.session_id), session.epoch)
-        if not self._room.grow(session.handle, min(chain.committed + bounds.budget, bounds.limit)):
+        if not self._grown(session, chain.committed + bounds.budget):
             return self._refuse((session.stream, session.session_id), session.epoch, "no room for keys and values", RETRY_MS)
         self._state.touched[session.handle] = session
         return []
@@ -204,31 +236,31 @@ class Drafter:
 
     def plan(self) -> DraftPlan | None:
         """The next engine step, None when no session wants a token. Only one plan is out at a time."""
-        release = tuple(self._state.release)
-        self._state.release.clear()
-        waiting = sorted((s for s in self._state.sessions.values() if s.wanted), key=lambda s: s.urgency)
-        if not waiting:
-            return DraftPlan((), 0, release) if release else None
-        self._state.plans += 1
-        rows: list[DraftRow] = []
-        left, alone = self.limits.step_rows, self.num_sessions == 1
-        for session in waiting:
-            if left == 0:
-                break
-            row = self._row(session, left if alone else min(left, self.limits.chunk_rows))
-            session.served, session.stepping = self._state.plans, True
-            left -= len(row.tokens)
-            rows.append(row)
-        complete = len(rows) == len(waiting) and all(row.draws for row in rows)
-        return DraftPlan(tuple(rows), min(row.draws for row in rows) if complete else 1, release)
+        state = self._state
+        sessions = list(state.sessions.values())
+        for session in sessions:
+            if session.tree.seeds:
+                self._sprout(session)
+        state.plans += 1
+        rows, steps = draw_up(sessions, self.limits.step_rows, self.limits.chunk_rows, state.plans, self._wanted_of)
+        release, state.release = tuple(state.release), []
+        grafts = tuple((s.handle, s.tree.graft) for s in sessions if s.tree.graft is not None)
+        for session in sessions:
+            session.tree.graft = None
+        return DraftPlan(rows, steps, release, grafts) if rows or release or grafts else None
 
-    def _row(self, session: Session, most: int) -> DraftRow:
-        chain = session.chain
-        fed = tuple(chain.tokens[chain.kv : chain.kv + most])
-        draws = session.wanted if len(fed) == chain.unfed else 0
-        bounds = session.bounds
-        output = tuple(chain.tokens[bounds.prompt_length :]) if draws else ()
-        return DraftRow(session.handle, chain.kv, fed, draws, session.choose, output, bounds.ends, bounds.ends_from)
+    def _sprout(self, session: Session) -> None:
+        def admitted(base: int) -> int | None:
+            handle = self._state.handles = self._state.handles + 1
+            return handle if self._room.grow(handle, base % BLOCK_TOKENS + 1 + session.bounds.k) else None
+
+        session.tree.sprout(self.limits.fanout - 1, admitted, session.is_end)
+
+    def _wanted_of(self, session: Session, branch: Branch) -> int:
+        return session.wanted_of(branch, self.limits.branch_floor)
+
+    def _odds_of(self, session: Session) -> Odds:
+        return self._odds[session.bounds.greedy, session.bounds.method]
 
     def commit_step(self, plan: DraftPlan, outcome: PlanOutcome) -> list[Addressed]:
         """Takes what a step gave. Sessions may have changed or gone since it was planned."""
@@ -238,26 +270,48 @@ class Drafter:
             session = self._state.by_handle.get(row.handle)
             if session is None:
                 continue
-            session.stepping = False
             if outcome.fault:
                 key = (session.stream, session.session_id)
                 events += self._refuse(key, session.epoch, f"the engine failed: {outcome.fault}", RETRY_MS)
             else:
-                events += self._absorb(session, row, outcome.rows[i])
+                events += self._took(session, row, outcome.rows[i])
+        for row in plan.rows:
+            session = self._state.by_handle.get(row.handle)
+            if session is not None:
+                session.stepping = session.void = False
+                self._state.touched[session.handle] = session
         return events + self._tell()
+
+    def _took(self, session: Session, row: DraftRow, outcome: RowOutcome) -> list[Addressed]:
+        """What a row gave goes to whom it was drawn for: the chain, a branch, a branch that has become the chain, or nobody."""
+        tree = session.tree
+        self.tally.tokens += len(outcome.drafts)
+        self.tally.branch_tokens += len(outcome.drafts) if row.branch else 0
+        branch = tree.branches.get(row.branch)
+        if branch is not None:
+            branch.over = outcome.silence is Silence.OVER
+            branch.absorb(outcome.drafts, self._odds_of(session).accepted)
+            if outcome.silence is Silence.BROKEN:
+                tree.kill(branch)
+                self._reap(session)
+            return []
+        if row.branch != tree.grafted if row.branch else session.void:
+            self.tally.waste(len(outcome.drafts), bool(row.branch))
+            return []
+        return self._absorb(session, row, outcome)
 
     def _absorb(self, session: Session, row: DraftRow, outcome: RowOutcome) -> list[Addressed]:
         drafts = outcome.drafts
         joined = session.chain.absorb(row.start, row.tokens, drafts)
         session.drafted += joined
-        self.tally.tokens += len(drafts)
-        self.tally.wasted_tokens += len(drafts) - joined
-        self._state.touched[session.handle] = session
+        self.tally.waste(len(drafts) - joined, bool(row.branch))
         if outcome.silence is not Silence.BROKEN:
             if outcome.silence is Silence.OVER:
                 session.over = session.chain.ends_with(row.start, [*row.tokens, *(d.token for d in drafts)])
             session.broken = 0 if drafts else session.broken
             return []
+        session.tree.clear()
+        self._reap(session)
         session.chain.kv = min(session.chain.kv, row.start)
         session.stalled = True
         session.broken += 1
@@ -273,8 +327,7 @@ class Drafter:
 
     def _tell(self) -> list[Addressed]:
         touched, self._state.touched = self._state.touched, {}
-        told = ((s.stream, s.proposal()) for s in touched.values())
-        return [(stream, event) for stream, event in told if event is not None]
+        return [(session.stream, told) for session in touched.values() for told in session.told()]
 
     # ------------------------------------------------------------------------------------------------ bookkeeping
 
@@ -302,10 +355,23 @@ class Drafter:
         session = self._state.sessions.pop(key, None)
         if session is None:
             return
+        session.tree.clear()
+        self._reap(session)
         del self._state.by_handle[session.handle]
         self._state.touched.pop(session.handle, None)
+        if session.tree.graft is not None:
+            self._state.release.append(session.tree.graft)
         self._state.release.append(session.handle)
         self._room.release(session.handle)
+
+    def _reap(self, session: Session) -> None:
+        """Dead branches give back what they had."""
+        for branch in session.tree.dead:
+            self.tally.waste(len(branch.drafts), True)
+            self._room.release(branch.handle)
+            if branch.planned:
+                self._state.release.append(branch.handle)
+        session.tree.dead.clear()
 
     def _bury(self, key: tuple[int, str]) -> None:
         self._drop(key)

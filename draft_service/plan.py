@@ -27,10 +27,10 @@ class Chooser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
-    """One session's share of a plan: keep `start` tokens of K/V, feed `tokens`, then draw `draws` tokens, feeding each but the last.
+    """A chain's or branch's share of a plan: keep `start` tokens of K/V, feed `tokens`, then draw `draws`, feeding each but the last.
 
     `draws` = 0: a piece of a long prompt. `output` = the tokens between prompt and first draw. Nothing is drawn after one of `ends` at
-    index `ends_from` or later.
+    index `ends_from` or later. `branch` = its handle, which reads the first `base` tokens where `handle` has them; 0 = the chain's own row.
     """
 
     handle: int
@@ -41,15 +41,24 @@ class DraftRow:
     output: tuple[int, ...] = ()
     ends: frozenset[int] = frozenset()
     ends_from: int = 0
+    branch: int = 0
+    base: int = 0
+
+    @property
+    def name(self) -> int:
+        """Whose K/V it writes."""
+        return self.branch or self.handle
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """At most `steps` forward passes over `rows`; `release` = handles whose K/V go first."""
+    """At most `steps` forward passes over `rows`; `release` = handles whose K/V go first; `grafts` = (handle, branch): then the branch's
+    K/V become those of the handle."""
 
     rows: tuple[DraftRow, ...]
     steps: int
     release: tuple[int, ...] = ()
+    grafts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,30 @@ along the path on which everything is accepted, and rests when it is there. What
 bonus token; a commit that agrees keeps all of it, a commit that does not costs the cut and one forward of the correction. Past a block
 that will hardly be accepted whole it does not draft at all (outlook.py).
 
+With branches (tree.py) the path on which everything is accepted is one guess among others, and what is drafted is what is likeliest to be
+of use (specdec/odds.py): the guess that the block ends in and up to K tokens behind it, each as long as its chance is worth a row.
+
 Rules
 1. Never more than `budget` tokens past the last commit, never past the window or the last token the request may have.
 2. Nothing is drafted behind a token that would end the text: the target either ends there or decides something else.
 3. Tell in one piece when the goal is reached, and at once what is there when a commit fits, tokens of a running step included: the
    target is free at that moment.
-4. A row of logits that is not finite means no proposal until the next commit; several in a row end the session.
-5. Where a grammar lets nothing follow that is known here, nothing is drafted until the tokens change or the next commit.
+4. Branches are told with every step that brings them something: nobody knows when the target will be done.
+5. A row of logits that is not finite means no proposal until the next commit; several in a row end the session.
+6. Where a grammar lets nothing follow that is known here, nothing is drafted until the tokens change or the next commit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draft_service.chain import Chain
+from draft_service.chain import Chain, Piece
+from draft_service.outbox import Told
 from draft_service.plan import Chooser
-from specdec.terms import Proposal
+from draft_service.tree import Branch, Kept, Seed, Tree
+from specdec.odds import Ending, Odds
+from specdec.terms import DraftMethod, Proposal
 
 MAX_BROKEN = 3  # rounds in a row with logits that are not finite
 
@@ -41,12 +49,14 @@ class Bounds:
     ends_from: int
     prompt_length: int
     greedy: bool
+    method: DraftMethod
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """What a commit ended: tokens dropped unverified, drawn since the last commit, drawn here and verified; whether more was wanted than
-    there; the block's product of confidences and whether it was accepted whole (None = no block, or not all of it verified)."""
+    there; the block's product of confidences and whether it was accepted whole (None = no block, or not all of it verified); how it ended
+    (None = unknown); the branch that became the chain."""
 
     wasted: int
     drafted: int
@@ -54,6 +64,8 @@ class Round:
     behind: bool
     product: float
     whole: bool | None
+    ending: Ending | None
+    grown: Branch | None
 
 
 class Session:
@@ -62,12 +74,15 @@ class Session:
     ) -> None:
         self.stream, self.session_id, self.epoch, self.handle = stream, session_id, epoch, handle
         self.chain = Chain(tokens)
+        self.tree = Tree(self.chain)
         self.bounds, self.choose = bounds, choose
         self.k = bounds.k  # block length wanted now
+        self.block_start = 0
         self.block_end: int | None = None  # end of the block in flight
         self.ahead = True  # it is worth drafting past it
         self.product = 1.0  # of its tokens' confidences
         self.paused = self.stalled = self.over = self.flush = self.stepping = False  # stepping: a plan with this session is out
+        self.void = False  # a branch became the chain: what the plan does for the chain of before is of no use
         self.broken = 0
         self.served = 0  # number of the last plan that held this session
         self.drafted = 0  # tokens drawn since the last commit
@@ -76,10 +91,15 @@ class Session:
     @property
     def goal(self) -> int:
         """Length the chain should reach."""
-        chain, bounds = self.chain, self.bounds
+        chain = self.chain
         past_block = 1 + self.k if self.ahead else 0
         due = chain.committed + self.k if self.block_end is None else self.block_end + past_block
-        return min(due, chain.committed + bounds.budget, bounds.limit)
+        return min(max(due, self.tree.reach), self.end)
+
+    @property
+    def end(self) -> int:
+        """Length beyond which nothing is drafted."""
+        return min(self.chain.committed + self.bounds.budget, self.bounds.limit)
 
     @property
     def wanted(self) -> int:
@@ -88,10 +108,21 @@ class Session:
             return 0
         return max(0, self.goal - len(self.chain))
 
+    def wanted_of(self, branch: Branch, floor: float) -> int:
+        """Tokens to draft now behind a branch; none with a chance of less than `floor`."""
+        last = branch.last_draft
+        if self.paused or branch.over or branch.chance < floor or (last is not None and self.is_end(last.token, len(branch) - 1)):
+            return 0
+        return max(0, min(branch.base + 1 + self.k, self.end) - len(branch))
+
+    def is_end(self, token: int, index: int) -> bool:
+        """Whether this token at this index ends the text."""
+        return token in self.bounds.ends and index >= self.bounds.ends_from
+
     @property
     def _ended(self) -> bool:
         last = self.chain.last_draft
-        return last is not None and last.token in self.bounds.ends and len(self.chain) > self.bounds.ends_from
+        return last is not None and self.is_end(last.token, len(self.chain) - 1)
 
     @property
     def usable(self) -> int:
@@ -106,49 +137,104 @@ class Session:
     def sent(self, start: int, num_proposed: int, block: tuple[int, ...]) -> int:
         """A block is in flight. Returns the number of drafted tokens that were dropped for it."""
         length = len(self.chain)
-        dropped = self.chain.assume(start, block) if block else 0
+        dropped = self.tree.assume(start, block) if block else 0
         self.over = self.over and not dropped and len(self.chain) == length
-        self.block_end = start + num_proposed
+        self.block_start, self.block_end = start, start + num_proposed
         self.product = self.chain.product(start, self.block_end)
         self.own_block = 0 if block else min(self.block_end, len(self.chain)) - start
         return dropped
 
+    def branch_out(self, odds: Odds, fanout: int, floor: float) -> None:
+        """Decides which branches the block in flight is worth, `fanout` in all; the path past the block is one of them."""
+        start, end = self.block_start, self.block_end
+        if end is None or end > len(self.chain):
+            return
+        drafts = [self.chain.draft_at(place) for place in range(start, end)]
+        confidences = [None if draft is None or draft.guesses is None else draft.confidence for draft in drafts]
+        wishes = odds.wishes(confidences, fanout, floor)
+        own = [wish for wish in wishes if wish.place == end - start and wish.rank == 0]
+        self.ahead = bool(own)
+        self.tree.sow(
+            [
+                Seed(wish.chance, start + wish.place, wish.rank - (wish.place == end - start), wish.place == end - start)
+                for wish in wishes
+                if wish not in own
+            ]
+        )
+
     def commit(self, start: int, tokens: tuple[int, ...]) -> Round | None:
         """The target decided. None when that contradicts earlier commits; a repeat changes nothing."""
         chain, before, length, behind = self.chain, self.chain.committed, len(self.chain), self.wanted > 0
-        dropped = chain.commit(start, tokens)
-        if dropped is None:
+        ending = self._ending(start, tokens)
+        kept = self.tree.commit(start, tokens)
+        if kept is None:
             return None
+        dropped = kept.dropped
         round_ = Round(
             wasted=min(dropped, max(0, length - (self.block_end or 0))),
             drafted=self.drafted,
             needed=self.own_block,
             behind=behind and dropped == 0,
             product=self.product,
-            whole=self._whole(before, length - dropped),
+            whole=self._whole(before, kept, length),
+            ending=ending,
+            grown=kept.grown,
         )
         if chain.committed > before:
             self.block_end, self.stalled, self.over = None, False, False
-            self.flush = dropped == 0
+            self.flush = dropped == 0 or kept.grown is not None
+            self.void = self.void or (self.stepping and kept.grown is not None)
             self.drafted = self.own_block = 0
         return round_
 
-    def _whole(self, before: int, kept: int) -> bool | None:
-        """Whether the block in flight was accepted whole: `before` = its beginning, `kept` = tokens of the chain that stood."""
+    def _ending(self, start: int, tokens: Sequence[int]) -> Ending | None:
+        """How the block in flight ends with `tokens`, decided from index `start` on; None when they do not say, or parts are not ours."""
+        chain, end = self.chain, self.block_end
+        if end is None or not start == chain.committed == self.block_start:
+            return None
+        cut = chain.cut_by(start, tokens)
+        refused = cut is not None and cut < end
+        place = cut if cut is not None and refused else end
+        if place - start >= len(tokens):
+            return None
+        drafts = [draft for draft in map(chain.draft_at, range(start, place + 1)) if draft is not None and draft.guesses is not None]
+        if len(drafts) < place + 1 - start or drafts[-1].guesses is None:
+            return None
+        ranked = drafts[-1].guesses.ranked()
+        order = ranked if refused else (drafts[-1].token, *ranked)
+        token = tokens[place - start]
+        confidences = tuple(draft.confidence for draft in (drafts if refused else drafts[:-1]))
+        return Ending(confidences, refused, order.index(token) if token in order else None)
+
+    def _whole(self, before: int, kept: Kept, length: int) -> bool | None:
+        """Whether the block in flight was accepted whole: `before` = its beginning, `length` = the chain's before the commit."""
         if self.block_end is None or self.block_end <= before:
             return None
-        if kept < self.block_end:
+        if (length if kept.cut is None else kept.cut) < self.block_end:
             return False
         return True if self.chain.committed > self.block_end else None  # else only a part of it was verified
 
-    def proposal(self) -> Proposal | None:
-        """What is to be told now."""
+    def told(self) -> list[Told]:
+        """What is to be told now, in this order."""
+        piece, chain = self._due(), self.chain
+        branches = [] if self.paused else [branch for branch in self.tree.branches.values() if branch.untold]
+        if piece is None and any(branch.base >= chain.pushed for branch in branches):
+            piece = chain.take_unpushed()
+        line = self.tree.line
+        told = [] if piece is None else [Told(self._proposal(piece), line, line)]
+        return [
+            *told,
+            *(Told(self._proposal(branch.take_untold()), branch.line, line) for branch in branches if branch.base < chain.pushed),
+        ]
+
+    def _due(self) -> Piece | None:
+        """What is to be told of the chain."""
         if self.paused or not (self.flush or (self.wanted == 0 and (self.block_end is None or self.usable > 1))):
             return None  # of one token past a block the next round cannot use anything: it is a guess of the bonus
         self.flush = self.flush and self.stepping
-        piece = self.chain.take_unpushed()
-        if piece is None:
-            return None
+        return self.chain.take_unpushed()
+
+    def _proposal(self, piece: Piece) -> Proposal:
         drafts = piece.drafts
         told = tuple(d.distribution for d in drafts) if any(d.distribution is not None for d in drafts) else ()
         return Proposal(

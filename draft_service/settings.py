@@ -24,6 +24,15 @@ class Settings(CommonSettings):
     lookahead_floor: float = setting(
         0.2, low=0, high=1, doc="smallest chance of a whole block at which the draft works past it; 0 = always"
     )
+    speculative_fanout: int = setting(
+        8,
+        low=0,
+        high=16,
+        doc="outcomes of a block in flight that the draft works on, per session; 0 or 1 = only that all of it is accepted",
+    )
+    branch_floor: float = setting(
+        0.015, low=0, high=1, doc="smallest chance to be of use at which a token is drafted for one of several outcomes"
+    )
 
     def problems(self) -> list[str]:
         if self.device == "cuda" and self.dtype == "int8":

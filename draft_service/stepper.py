@@ -1,4 +1,5 @@
-"""Runs plans on the engine. Lives on the engine's thread; owns the map from handles to K/V slots and decides nothing."""
+"""Runs plans on the engine. Lives on the engine's thread; owns the map from handles, of chains and of branches, to K/V slots and decides
+nothing."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ class Stepper:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._slots: dict[int, int] = {}
+        self._parents: dict[int, int] = {}  # of a branch: the chain that it reads
 
     def run(self, plan: DraftPlan, interrupted: Callable[[], bool]) -> PlanOutcome:
         """Up to `plan.steps` forward passes, fewer when `interrupted()` says that a command arrived or a row has nothing more to give.
@@ -25,6 +27,8 @@ class Stepper:
         try:
             for handle in plan.release:
                 self._close(handle)
+            for handle, branch in plan.grafts:
+                self._graft(handle, branch)
             return self._steps(plan, interrupted) if plan.rows else PlanOutcome(())
         except Exception as error:
             log.exception("a draft step failed")
@@ -64,13 +68,26 @@ class Stepper:
 
     def _slot(self, row: DraftRow) -> int:
         kv = self._engine.kv
-        slot = self._slots.get(row.handle)
-        if slot is None:
+        slot = self._slots.get(row.name)
+        if slot is None and row.branch:
+            slot = self._slots[row.branch] = kv.branch(self._slots[row.handle], row.base)
+            self._parents[row.branch] = row.handle
+        elif slot is None:
             slot = self._slots[row.handle] = kv.open()
         kv.truncate(slot, row.start)
         return slot
 
+    def _graft(self, handle: int, branch: int) -> None:
+        slot = self._slots.pop(branch, None)
+        if slot is not None:
+            del self._parents[branch]
+            self._engine.kv.graft(self._slots[handle], slot)
+
     def _close(self, handle: int) -> None:
         slot = self._slots.pop(handle, None)
-        if slot is not None:
-            self._engine.kv.close(slot)
+        if slot is None:
+            return
+        self._engine.kv.close(slot)
+        if self._parents.pop(handle, None) is None:
+            for branch in [b for b, parent in self._parents.items() if parent == handle]:  # they went with it
+                del self._parents[branch], self._slots[branch]

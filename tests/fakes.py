@@ -76,6 +76,7 @@ class ScriptedKv:
     """Slots as lists of ids; refuses what the real store refuses."""
 
     slots: dict[int, list[int]] = field(default_factory=dict)
+    branches: dict[int, tuple[int, int]] = field(default_factory=dict)  # slot and base
     opened: int = 0
     closed: int = 0
 
@@ -91,9 +92,28 @@ class ScriptedKv:
         self.slots[name] = self.slots[slot][:length]
         return name
 
+    def branch(self, slot: int, length: int) -> int:
+        assert slot not in self.branches, f"slot {slot} is a branch and cannot have any"
+        name = self.fork(slot, length)
+        self.branches[name] = (slot, length)
+        return name
+
+    def graft(self, slot: int, branch: int) -> None:
+        parent, base = self.branches[branch]
+        assert parent == slot and base >= self.read(slot, branch), "another branch reads what would change"
+        self.slots[slot] = self.slots[branch]
+        self.close(branch)
+
+    def read(self, slot: int, but: int = 0) -> int:
+        """Tokens of a slot that its branches read."""
+        return max((base for name, (parent, base) in self.branches.items() if parent == slot and name != but), default=0)
+
     def close(self, slot: int) -> None:
         del self.slots[slot]  # KeyError = released twice
         self.closed += 1
+        self.branches.pop(slot, None)
+        for branch in [name for name, (parent, _) in self.branches.items() if parent == slot]:
+            self.close(branch)
 
     def length(self, slot: int) -> int:
         return len(self.slots[slot])
@@ -101,6 +121,8 @@ class ScriptedKv:
     def truncate(self, slot: int, length: int) -> None:
         if length > len(self.slots[slot]):
             raise AssertionError(f"slot {slot} cannot be truncated from {len(self.slots[slot])} up to {length}")
+        if length < max(self.read(slot), self.branches.get(slot, (0, 0))[1]):
+            raise AssertionError(f"slot {slot} cannot be truncated to {length}: a branch reads it, or it is one")
         del self.slots[slot][length:]
 
 

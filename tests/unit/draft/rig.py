@@ -9,7 +9,8 @@ import torch
 
 from draft_service.checks import Limits
 from draft_service.choosing import chooser_factory
-from draft_service.drafter import Drafter
+from draft_service.drafter import Addressed, Drafter
+from draft_service.outbox import Told
 from draft_service.plan import DraftPlan, PlanOutcome
 from draft_service.session import Session
 from draft_service.stepper import Stepper
@@ -67,7 +68,8 @@ class Rig:
         self.engine = ScriptedEngine(script or hashed_script(VOCAB), vocab_size=VOCAB, window=window, eos_ids=eos_ids)
         self.room = FakeRoom(total)
         self.eos_ids = eos_ids
-        self.drafter = Drafter(Limits(VOCAB, window, eos_ids, **limits), self.room, chooser_factory(VOCAB, eos_ids, None))
+        choosers = chooser_factory(VOCAB, eos_ids, None, guessing=limits.get("fanout", 0) > 1)
+        self.drafter = Drafter(Limits(VOCAB, window, eos_ids, **limits), self.room, choosers)
         self.stepper = Stepper(self.engine)
         self.events: list[tuple[int, DraftEvent]] = []
         self.opened: dict[str, Open] = {}
@@ -76,7 +78,7 @@ class Rig:
     # commands ---------------------------------------------------------------------------------------------
 
     def apply(self, command: DraftCommand, stream: int = 1) -> list[DraftEvent]:
-        told = self.drafter.apply(stream, command)
+        told = plain(self.drafter.apply(stream, command))
         self.events += told
         return [event for _, event in told]
 
@@ -119,7 +121,7 @@ class Rig:
         return self.stepper.run(plan, lambda: interrupted)
 
     def finish(self, plan: DraftPlan, outcome: PlanOutcome) -> list[DraftEvent]:
-        told = self.drafter.commit_step(plan, outcome)
+        told = plain(self.drafter.commit_step(plan, outcome))
         self.events += told
         return [event for _, event in told]
 
@@ -162,6 +164,11 @@ class Rig:
             assert choice is not None
             tokens.append(choice.token)
         return tokens[len(prefix) :]
+
+
+def plain(told: Sequence[Addressed]) -> list[tuple[int, DraftEvent]]:
+    """Without the lines that only the outbox cares for."""
+    return [(stream, event.proposal if isinstance(event, Told) else event) for stream, event in told]
 
 
 def proposals(events: Sequence[Any], session_id: str = "s") -> list[Proposal]:

@@ -1,0 +1,70 @@
+"""Which rows the next engine step has. Pure.
+
+Rules
+1. Chains come before branches, and among them the most urgent first: those whose target waits. A long prompt enters in chunks, so that the
+   others keep drafting, and no token is drafted before all of it is in.
+2. Branches take what rows are left, the likeliest first, and only a few of them ride with a chain whose target waits: every row makes the
+   step longer.
+3. Several passes are planned at once only where every row wants as many and nothing new can begin between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from draft_service.plan import DraftRow
+from draft_service.session import Session
+from draft_service.tree import Branch
+
+RIDERS = 4  # rows of branches beside a chain whose target waits
+
+
+def draw_up(
+    sessions: Sequence[Session], step_rows: int, chunk_rows: int, number: int, survives: Callable[[Session, Branch], int]
+) -> tuple[tuple[DraftRow, ...], int]:
+    """Rows, and passes over them. `number`: of this plan. `survives`: tokens to draft now behind a branch."""
+    waiting = sorted((s for s in sessions if s.wanted), key=lambda s: s.urgency)
+    rows: list[DraftRow] = []
+    left, alone = step_rows, len(sessions) == 1
+    for session in waiting:
+        if left == 0:
+            break
+        row = _row(session, left if alone else min(left, chunk_rows))
+        session.served, session.stepping = number, True
+        left -= len(row.tokens)
+        rows.append(row)
+    complete = len(rows) == len(waiting)
+    hungry = any(session.block_end is None for session in waiting)
+    rows += _branches(sessions, min(left, RIDERS) if hungry else left, survives)
+    steps = min((row.draws for row in rows), default=0) if complete else 1
+    return tuple(rows), 1 if steps == 0 or any(session.tree.seeds for session in sessions) else steps
+
+
+def _row(session: Session, most: int) -> DraftRow:
+    chain, bounds = session.chain, session.bounds
+    fed = tuple(chain.tokens[chain.kv : chain.kv + most])
+    draws = session.wanted if len(fed) == chain.unfed else 0
+    output = tuple(chain.tokens[bounds.prompt_length :]) if draws else ()
+    return DraftRow(session.handle, chain.kv, fed, draws, session.choose, output, bounds.ends, bounds.ends_from)
+
+
+def _branches(sessions: Sequence[Session], left: int, survives: Callable[[Session, Branch], int]) -> list[DraftRow]:
+    wanted = [
+        (branch, session, draws)
+        for session in sessions
+        for branch in session.tree.branches.values()
+        if (draws := survives(session, branch))
+    ]
+    rows = []
+    for branch, session, draws in sorted(wanted, key=lambda item: -item[0].chance):
+        fed, bounds = tuple(branch.tokens[branch.kv :]), session.bounds
+        if len(fed) > left:
+            break
+        left -= len(fed)
+        output = (*session.chain.tokens[bounds.prompt_length : branch.base], *branch.tokens)
+        start = branch.base + branch.kv
+        rows.append(
+            DraftRow(session.handle, start, fed, draws, session.choose, output, bounds.ends, bounds.ends_from, branch.handle, branch.base)
+        )
+        branch.planned = session.stepping = True
+    return rows
