@@ -10,8 +10,9 @@ from target_service.checks import Limits
 from target_service.plan import PromptScore, Row, Score
 from target_service.sessions import Key, Session
 
-PREFILL_SHARE = 8  # one part in so many of the row budget is kept for prefills, however much others decode
-STRETCH = 2.0  # prefills may make a step that others wait for so many times longer, beyond their share of rows
+PREFILL_SHARE = 8  # one part in so many of the row budget is kept for prefills while decode rows would take all of it
+STRETCH = 2.0  # prefills may make a step that others wait for so many times longer
+LEAST_ROWS = 8  # and so many rows of them go with it in any case
 RETURN_STEPS = 10  # who does not come back within the time of so many full steps is not waited for
 
 
@@ -34,7 +35,7 @@ def choose_rows(queued: Sequence[Session], limits: Limits, cost: StepCost, away:
             left -= need
     if prefills and (decodes or away):
         rows = limits.max_step_rows - left
-        left = min(left, max(kept_back, cost.rows_within(STRETCH * cost.at(rows + away), limits.max_step_rows) - rows))
+        left = min(left, max(min(kept_back, LEAST_ROWS), cost.rows_within(STRETCH * cost.at(rows + away), limits.max_step_rows) - rows))
     return chosen + [(session, _row(session, limits, size)) for session, size in _pieces(prefills, left)]
 
 

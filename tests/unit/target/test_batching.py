@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
+import math
+from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from target_service import batching
 from target_service.batching import StepCost, Wave
 from tests.fakes import hashed_script
 from tests.unit.target.harness import VOCAB, Bench, Caller, first_step, next_step, only, oracle, reference, run_all
@@ -112,6 +119,120 @@ def test_long_cached_prefixes_are_batched_by_their_new_tokens() -> None:
     assert len(bench.engine.log) == 1
 
 
+# ------------------------------------------------------------ long prompts beside streams
+
+
+class Beside:
+    """A stream at a steady pace, and prompts that come once it has its pace. A step takes 20 ms and one more for each row. `late`: after
+    its result the stream is back only when the next step has begun."""
+
+    def __init__(self, lengths: list[int], late: bool = False, **limits: int) -> None:
+        self.bench = Bench(window=4096, pool=20_000, prefix_block_tokens=0, **{"max_step_rows": 512, **limits})
+        self.bench.engine.on_forward = self.cost
+        stream = self.bench.hello()
+        self.victim = Caller(self.bench, stream, long_prompt(1, 5), session="victim", want=10_000, draft=oracle(SCRIPT, 5, 3))
+        self.prompts = [Caller(self.bench, stream, long_prompt(2 + i, n), session=f"p{i}", want=1) for i, n in enumerate(lengths)]
+        self.late, self.heard, self.ends = late, [0.0], dict.fromkeys(range(len(lengths)), 0.0)
+        for _ in range(30):
+            self.turn([self.victim])
+        self.steady = self.bench.now - self.heard[-2]
+        self.heard = self.heard[-1:]
+        self.bench.engine.log.clear()
+
+    def cost(self, rows: list[Any]) -> None:
+        self.bench.step_ms = 20.0 + sum(row.rows for row in rows)
+
+    def turn(self, callers: list[Caller]) -> None:
+        if not self.late:
+            self.victim.act()
+        for caller in callers:
+            if caller is not self.victim:
+                caller.act()
+        plan = self.bench.plan()
+        if self.late:
+            self.victim.act()
+        if plan is None:
+            return
+        self.bench.finish(plan)
+        for _, answer in self.bench.verifier.take_answers():
+            caller = next(c for c in [self.victim, *self.prompts] if c.session == answer.session_id)
+            caller.hear(answer)
+            if caller is self.victim:
+                self.heard.append(self.bench.now)
+            else:
+                self.ends[self.prompts.index(caller)] = self.bench.now
+
+    def gaps(self) -> list[float]:
+        """Until all prompts are computed: between two results of the stream, in steps of its own."""
+        while not all(caller.done for caller in self.prompts):
+            self.turn([self.victim, *self.prompts])
+        return [(b - a) / self.steady for a, b in itertools.pairwise(self.heard)]
+
+    @property
+    def rows(self) -> list[int]:
+        return [sum(row.rows for row in call) for call in self.bench.engine.log]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["back at once", "back late"])
+def test_f103_long_prompts_do_not_freeze_a_stream(late: bool) -> None:
+    """Also while it is between two rounds when a step begins: then it waits for one such step before its own."""
+    beside = Beside([3000, 3000], late)
+    gaps = beside.gaps()
+    assert len(gaps) > 100 and max(gaps) <= (4.5 if late else 2.3)
+    assert 24 <= sorted(beside.rows)[len(beside.rows) // 2] <= 40, "what fits into twice the time of a step, not a constant"
+    for caller in beside.prompts:
+        assert caller.output == reference(SCRIPT, caller.prompt, 1)
+
+
+def test_f103_without_a_bound_the_stream_waits_for_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken twin."""
+    monkeypatch.setattr(batching, "STRETCH", math.inf)
+    assert max(Beside([3000, 3000]).gaps()) > 20
+
+
+def test_a_prompt_alone_is_computed_in_whole_steps() -> None:
+    beside = Beside([])
+    beside.victim.want = 0
+    beside.bench.now += 10_000
+    alone = Caller(beside.bench, beside.bench.hello(), long_prompt(9, 1500), session="alone", want=1)
+    beside.prompts, beside.ends = [alone], {0: 0.0}
+    while not alone.done:
+        beside.turn([alone])
+    assert beside.rows == [512, 512, 476]
+
+
+def test_a_short_prompt_passes_a_long_one_and_the_long_one_gets_on() -> None:
+    beside = Beside([3000, 60, 3000])
+    beside.gaps()
+    long, short, later = (beside.ends[i] for i in range(3))
+    assert short < long / 4 < later
+    first, second = ([row.rows for row in call if row.start == 0 or row.rows > 4] for call in beside.bench.engine.log[:2])
+    assert first[0] * 2 >= sum(first[:2]), "the first in order has half of the rows"
+
+
+def test_priority_goes_before_what_is_short() -> None:
+    bench = Bench(max_step_rows=64, pool=4000)
+    stream = bench.hello()
+    for name, priority, length in [("first", 0, 200), ("short", 1, 40), ("long", 0, 100)]:
+        bench.send(stream, first_step(long_prompt(3, length), session=name, priority=priority))
+    ends = [a.session_id for _, a in bench.settle()]
+    assert ends == ["long", "first", "short"]
+
+
+def test_a_prefill_gets_its_share_whatever_a_step_costs() -> None:
+    """A step that hardly grows, or one of which every row costs: at least an eighth of the rows."""
+    for per_row in (0.0, 50.0):
+        cost = StepCost()
+        for rows in (4, 4, 64, 64):
+            cost.seen(rows, 20 + per_row * rows)
+        bench = Bench(max_step_rows=64, pool=4000)
+        bench.verifier.cost = cost
+        stream = bench.hello()
+        bench.send(stream, first_step([1], [2, 3, 4], session="talks"), first_step(long_prompt(1, 300), session="long"))
+        bench.turn()
+        assert [row.rows for row in bench.engine.log[0]] == ([4, 60] if per_row == 0 else [4, 8])
+
+
 # ------------------------------------------------------------ waves
 
 
@@ -186,3 +307,24 @@ def test_step_cost_learns_by_size() -> None:
         cost.seen(4, 20.0)
         cost.seen(64, 100.0)
     assert cost.predicted_ms(5) == pytest.approx(20.0) and cost.predicted_ms(70) == pytest.approx(100.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seen=st.lists(st.tuples(st.integers(1, 600), st.floats(0.1, 500)), max_size=30), ms=st.floats(0, 2000))
+def test_more_rows_never_cost_less(seen: list[tuple[int, float]], ms: float) -> None:
+    """So that the most rows within a time are what a search finds."""
+    cost = StepCost()
+    for rows, took_ms in seen:
+        cost.seen(rows, took_ms)
+    times = [cost.at(rows) for rows in range(1, 1025)]
+    assert all(a <= b + 1e-9 for a, b in itertools.pairwise(times)) and times[0] > 0
+    assert cost.rows_within(ms, 1024) == sum(time <= ms for time in times)
+
+
+def test_what_a_step_costs_lies_on_lines_between_what_was_seen() -> None:
+    cost = StepCost()
+    cost.seen(4, 24.0)
+    assert (cost.at(1), cost.at(2), cost.at(8)) == (6.0, 12.0, 48.0), "one size tells little"
+    cost.seen(64, 84.0)
+    assert (cost.at(1), cost.at(34), cost.at(84)) == (21.0, 54.0, 104.0)
+    assert cost.rows_within(48.0, 512) == 28 and cost.rows_within(1000.0, 512) == 512 and cost.rows_within(1.0, 512) == 0
