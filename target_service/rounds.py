@@ -154,7 +154,7 @@ class Rounds:
                 session.pending.deadline_ms = held.deadline_ms
 
     def _begin_own(self, session: Session, now_ms: float) -> None:
-        if session.stream is None or session.resident is None or not 0 < len(session.told) < MAX_ROUND_RESULTS:
+        if session.resident is None or not 0 < len(session.told) < MAX_ROUND_RESULTS:
             return
         if session.ended is not None or self._left(session) <= 0:
             return
@@ -169,8 +169,10 @@ class Rounds:
 
     def silence(self, session: Session) -> None:
         """Nobody listens: what waits is dropped, and with it all that the target might go on with. What runs finishes."""
-        if session.pending is not None and not session.pending.scoring:
-            session.pending = None
+        if session.pending is not None:
+            session.pending.run_ahead = 0
+            if not session.pending.scoring:
+                session.pending = None
         session.held, session.credit = None, 0
         session.aheads.clear()
 

@@ -19,7 +19,7 @@ from tests.e2e.steps import COMPLETE, PROMPT, answer, hello, item
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 VOCAB = 320
-INVALID_ARGUMENT, UNIMPLEMENTED = 3, 12
+INVALID_ARGUMENT = 3
 
 
 @pytest.fixture(scope="module")
@@ -99,21 +99,22 @@ BAD_STEPS: dict[str, tuple[Any, str]] = {
     "a grammar nobody can speak": (item(sampling={"grammar": common_pb2.Grammar(regex="a"), "allowed_token_ids": [5]}), "sampling.grammar"),
     "too many alternatives of the prompt": (item(sampling={"prompt_logprobs": 21}), "sampling.prompt_logprobs"),
     "a fork of a long name": (item(begin={"fork_session_id": "x" * 129}), "begin.fork_session_id"),
+    "an ahead of nothing": (target_pb2.VerifyItem(ahead=target_pb2.Ahead(session_id="s", epoch=1, prefix_length=3)), "ahead.tokens"),
+    "an ahead of an unknown id": (
+        target_pb2.VerifyItem(ahead=target_pb2.Ahead(session_id="s", epoch=1, prefix_length=3, tokens=[VOCAB])),
+        "ahead.tokens",
+    ),
     "a long traceparent": (item(begin={"traceparent": "x" * 200}), "begin.traceparent"),
 }
-UNSERVED: dict[str, tuple[Any, str]] = {
-    "run_ahead": (item(run_ahead=1), "step.run_ahead"),
-    "ahead": (target_pb2.VerifyItem(ahead=target_pb2.Ahead(session_id="s", epoch=1)), "ahead"),
-}
 
 
-@pytest.mark.parametrize("name", [*BAD_STEPS, *UNSERVED])
+@pytest.mark.parametrize("name", BAD_STEPS)
 def test_F52_bad_steps(verify: Conversation, name: str) -> None:
-    bad, field = {**BAD_STEPS, **UNSERVED}[name]
+    bad, field = BAD_STEPS[name]
     verify.say(hello())
     said = answer(verify, bad)
     assert said.WhichOneof("outcome") == "failed", said
-    assert said.failed.code == (UNIMPLEMENTED if name in UNSERVED else INVALID_ARGUMENT)
+    assert said.failed.code == INVALID_ARGUMENT
     assert said.failed.message.startswith(f"{field}: "), said.failed.message
     good = answer(verify, item())  # the stream and the session's name are as good as before
     assert (good.session_id, good.WhichOneof("outcome")) == ("s", "result")

@@ -14,7 +14,20 @@ import pytest
 from specdec.engine import Engine
 from specdec.engine.cache import KvBudget
 from specdec.hashing import prefix_hash
-from specdec.terms import Ahead, Begin, Close, Grammar, GrammarForm, NoRoom, PrefixNeeded, Result, SamplingParams, Step, TokenLogprobs
+from specdec.terms import (
+    Ahead,
+    Begin,
+    Close,
+    Closed,
+    Grammar,
+    GrammarForm,
+    NoRoom,
+    PrefixNeeded,
+    Result,
+    SamplingParams,
+    Step,
+    TokenLogprobs,
+)
 from target_service.verifier import Verifier
 from tests.tiny import EOS_ID, TOKENIZER_VOCAB, tiny_engine
 from tests.unit.target.harness import SAMPLED, Bench
@@ -109,11 +122,15 @@ def converse(params: SamplingParams, texts: Sequence[Sequence[int]] = (), seed: 
                     talk.heard.append(result)
                     talk.committed += result.tokens
                     talk.kv = min(result.kv_length_after, len(talk.committed) - 1)
+                    if talk.done:
+                        bench.verifier.submit(stream, Close(talk.name, 1), bench.now)
                     unasked += answer.round == talk.round
                     if answer.round > talk.round:
                         talk.round, talk.open = answer.round, False
                 case PrefixNeeded(have):
                     talk.kv, talk.open = have, False
+                case Closed():
+                    assert talk.done
                 case NoRoom():
                     talk.open = talk.open and answer.round <= talk.round
                 case other:
@@ -122,8 +139,6 @@ def converse(params: SamplingParams, texts: Sequence[Sequence[int]] = (), seed: 
         if all(talk.done for talk in talks):
             break
     assert all(talk.done for talk in talks)
-    for talk in talks:
-        bench.verifier.submit(stream, Close(talk.name, 1), bench.now)
     bench.settle()
     assert bench.verifier.num_sessions == 0 and engine().kv.used_tokens == 0
     return talks, unasked
@@ -136,8 +151,8 @@ def test_nobody_sees_who_said_go_on(case: str) -> None:
     assert none == 0
     texts = [talk.committed for talk in plain]
     unasked = 0
-    for seed in range(4):
+    for seed in range(3):
         talks, more = converse(CASES[case], texts, seed, kv_tokens=4096 if seed % 2 else 128)
         unasked += more
         assert [talk.all() for talk in talks] == [talk.all() for talk in plain]
-    assert unasked > 20
+    assert unasked > 15

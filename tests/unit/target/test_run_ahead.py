@@ -9,6 +9,7 @@ import pytest
 
 from specdec.terms import (
     MAX_ROUND_RESULTS,
+    Ahead,
     Answer,
     Begin,
     Close,
@@ -191,9 +192,14 @@ def test_a_step_that_waits_expires_and_can_come_again() -> None:
     bench.verifier.tick(bench.now)
     [answer] = bench.heard()
     assert (answer.round, answer.outcome) == (2, Expired())
-    bench.send(stream, next_step(after(1), round_=2))
+    bench.send(stream, next_step(after(1), round_=2, remaining_ms=5))
     bench.finish(plan)
-    assert told([*((stream, a) for a in bench.heard()), *bench.settle()]) == [(1, 6, (REF[1],)), (2, 7, (REF[2],))]
+    assert told([(stream, a) for a in bench.heard()]) == [(1, 6, (REF[1],))]
+    assert only(bench.settle()) == Expired()
+    bench.send(stream, Ahead("s", 1, 6, 1, (9,)))
+    assert bench.plan() is None, "what the older Step allowed ended with the newer one"
+    bench.send(stream, next_step(after(1), round_=2))
+    assert told(bench.settle()) == [(2, 7, (REF[2],))]
 
 
 def test_a_step_that_waited_too_long_expires_at_the_boundary() -> None:
@@ -303,12 +309,13 @@ def test_a_newer_epoch_ends_it_without_a_word() -> None:
         assert bench.heard() == [] and told(bench.settle()) == [(1, 6, (REF[1],))]
 
 
-@pytest.mark.parametrize("flying", [False, True])
-def test_a_lost_stream_ends_it_at_once(flying: bool) -> None:
+@pytest.mark.parametrize("flying", ["nothing", "its own", "the Step"])
+def test_a_lost_stream_ends_it_at_once(flying: str) -> None:
     bench = Bench()
     stream = begun(bench, 20)
-    bench.turn()
-    plan = running(bench) if flying else None
+    if flying != "the Step":
+        bench.turn()
+    plan = None if flying == "nothing" else running(bench)
     bench.verifier.detach(stream, bench.now)
     if plan is not None:
         bench.finish(plan)
@@ -316,10 +323,11 @@ def test_a_lost_stream_ends_it_at_once(flying: bool) -> None:
     assert bench.settle() == [] and len(bench.engine.log) == steps, "nobody reads"
     stream = bench.hello()
     again = [(stream, answer) for answer in bench.send(stream, first_step(PROMPT))]
-    assert told(again) == [(1, 5 + i, (REF[i],)) for i in range(2 if flying else 1)]
+    assert told(again) == [(1, 5 + i, (REF[i],)) for i in range(2 if flying == "its own" else 1)]
+    bench.send(stream, Ahead("s", 1, 6, 1, (9,)))
     assert bench.plan() is None, "what the Step allowed ended with its stream"
     bench.send(stream, next_step(after(1), REF[1:4], round_=2, run_ahead=1))
-    assert [t for _, _, tokens in told(bench.settle()) for t in tokens][-1] == REF[5 if flying else 5]
+    assert [t for _, _, tokens in told(bench.settle()) for t in tokens][-1] == REF[5]
 
 
 def test_a_drained_target_lets_it_go_on() -> None:
