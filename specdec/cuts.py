@@ -15,8 +15,9 @@ from specdec.ranking import FEW, NEAR, Floats, Places, ahead, best
 from specdec.terms import SamplingParams
 
 _MASS_UNIT = 2.0**34
-_PIECE = 8192
+_PIECE = 9984  # numbers: with 10,000 or fewer the library asks no other thread for help
 _NEAR_AT_MOST = 4096  # of them, for a look at those alone
+_HOT = 2.0  # a temperature above which most of a row is near
 _WALKED_TOP_P = 0.5  # from here on the first pick is usually kept
 
 
@@ -61,20 +62,26 @@ class Walk:
     def __init__(self, scores: Floats, params: SamplingParams) -> None:
         self.scores = scores
         self.places: Places | None = None  # of the present scores in the row; None = all
-        self._row, self._top_k, self._top_p = scores, params.top_k, params.top_p
+        self._params, self._row, self._top_k, self._top_p = params, scores, params.top_k, params.top_p
         self._lowest = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
         self._shares: Floats | None = None  # exp of the row, computed when it is needed
         self._total = 0.0
 
     @staticmethod
     def pays(params: SamplingParams) -> bool:
-        if params.top_k > 0:
-            return params.top_p == 1.0 and params.top_k > FEW
-        return _WALKED_TOP_P <= params.top_p < 1.0
+        if 0 < params.top_k <= FEW or params.top_p < _WALKED_TOP_P:
+            return False
+        if params.top_k > 0 and params.top_p < 1.0:
+            return params.temperature <= 1.0  # else the near scores seldom have the share that saves finding all of it
+        return params.top_k > 0 or params.top_p < 1.0
 
     def ends_at(self, place: int) -> bool:
         """Whether `place` of the present scores is kept. If not, only the places before it may be, and are what is left."""
-        if self.scores[place] >= self._lowest and (self._surely_keeps(place) or self._keeps(ahead(self.scores, place))):
+        if self.scores[place] >= self._lowest and self._surely_keeps(place):
+            return True
+        if self._top_k > 0 and self._top_p < 1.0:
+            return self._is_of_all(place)
+        if self.scores[place] >= self._lowest and self._keeps(ahead(self.scores, place)):
             return True
         left = np.flatnonzero(ahead(self.scores, place))
         self.scores = self.scores[left]
@@ -83,15 +90,32 @@ class Walk:
 
     def _surely_keeps(self, place: int) -> bool:
         """Whether the share of the near scores alone leaves room for a place; a share of more would leave more."""
+        if self._params.temperature > _HOT:
+            return False
         value = self.scores[place]
         near = self.scores >= min(float(value), -NEAR)
-        if self._top_k > 0 or np.count_nonzero(near) > _NEAR_AT_MOST:
+        count = np.count_nonzero(near)
+        if count > _NEAR_AT_MOST or 0 < self._top_k < count:
             return False
+        if self._top_p == 1.0:
+            return True
         places = np.flatnonzero(near)
         values = self.scores[places]
         masses = mass(values)
         before = (values > value) | ((values == value) & (places < place))
         return int(masses[before].sum()) < _needed(masses, self._top_p)
+
+    def _is_of_all(self, place: int) -> bool:
+        """Whether `place` is among all that is kept. If not, that is what is left."""
+        if self.places is not None:
+            return True
+        places = kept(self._row, self._params)
+        assert places is not None
+        found = int(np.searchsorted(places, place))
+        if found < len(places) and places[found] == place:
+            return True
+        self.places, self.scores = places, self._row[places]
+        return False
 
     def _keeps(self, front: npt.NDArray[np.bool_]) -> bool:
         """Whether what comes before a place [n] leaves room for it."""
@@ -111,6 +135,6 @@ class Walk:
 
 
 def _weight(weights: Floats, front: npt.NDArray[np.bool_]) -> float:
-    """The sum of what is in front, in pieces so small that the library asks no other thread for help."""
-    pieces = (slice(start, start + _PIECE) for start in range(0, len(weights), _PIECE))
-    return sum(float(weights[piece] @ front[piece].astype(weights.dtype)) for piece in pieces)
+    """The sum of what is in front."""
+    inside = front.astype(weights.dtype)
+    return sum(float(np.vdot(weights[start : start + _PIECE], inside[start : start + _PIECE])) for start in range(0, len(weights), _PIECE))

@@ -144,8 +144,9 @@ def _log_one(x: float) -> float:
 _SLACK = 1e-3
 _SLACK_PER_UNIT = 1e-5
 _K_ZERO = np.float32(1e-7)  # stands for k = 0, where u >= 2**-54 is all that is known: 31 ln 2 - log(1e-7) > 54 ln 2 >= g
-_CHUNK = 24576  # ids at a time: scratch stays in the cache
-_NEAR, _MOST = 8.0, 1024  # the best scores are looked at first: those so near to the best, at most so many
+_CHUNK = 1 << 14  # ids at a time: scratch stays in the cache
+_STEPS = (np.uint64(_MULTIPLIERS[0]), np.uint64(27), np.uint64(_MULTIPLIERS[1]), np.uint64(33))
+NEAR, _MOST = 8.0, 1024  # the best scores are looked at first: those so near to the best, at most so many
 
 
 @functools.lru_cache(maxsize=8)
@@ -156,16 +157,25 @@ def all_ids(n: int) -> Keys:
     return ids
 
 
-def winner(scores: Floats, seed: int, tag: int, position: int, ids: Keys | None = None) -> int:
+@functools.lru_cache(maxsize=1)
+def _products() -> Keys:
+    """id * first multiplier of the ids of a chunk, read-only."""
+    products = np.arange(_CHUNK, dtype=np.uint64) * _STEPS[0]
+    products.flags.writeable = False
+    return products
+
+
+def winner(scores: Floats, seed: int, tag: int, position: int, ids: Keys | None = None, guess: float | None = None) -> int:
     """Index of the largest scores + noise, ties to the lowest index; exactly that of the definition below.
 
         argmax(scores + gumbel(seed, tag, position, ids, float32))        added in the dtype of the scores
 
     scores [n] float32 or float64, -inf = impossible; ids [n] uint64 below 2**30, None: 0 to n - 1. Raises ValueError when
-    nothing is possible. An id is left out only when a bound on its noise proves that it cannot reach the best total found.
+    nothing is possible. `guess`: a score that a few hundred ids may reach; it decides nothing but the time. An id is left out
+    only when a bound on its noise proves that it cannot reach the best total found.
     """
     with np.errstate(over="ignore"):  # of float64 scores too low for a float32 bound
-        return _Search(scores, position_key(seed, tag, position), ids).winner()
+        return _Search(scores, position_key(seed, tag, position), ids, guess=guess).winner()
 
 
 def drawn(weights: Floats, seed: int, tag: int, position: int, ids: Keys | None = None) -> int:
@@ -180,20 +190,28 @@ class _Search:
     values [n]: scores, or with `scale` what it turns into scores; `impossible` = the value whose score is -inf.
     """
 
-    def __init__(self, values: Floats, key: int, ids: Keys | None, scale: np.ufunc | None = None, impossible: float = -math.inf) -> None:
-        self.values, self.key, self.scale, self.impossible = values, key, scale, impossible
-        self.ids = all_ids(len(values)) if ids is None else ids
+    def __init__(
+        self,
+        values: Floats,
+        key: int,
+        ids: Keys | None,
+        scale: np.ufunc | None = None,
+        impossible: float = -math.inf,
+        guess: float | None = None,
+    ) -> None:
+        self.values, self.key, self.scale, self.impossible, self.guess = values, key, scale, impossible, guess
+        every = all_ids(len(values))
+        self.ids = every if ids is None else ids
+        self.every = self.ids is every
         self.best, self.chosen = -math.inf, -1
 
     def winner(self) -> int:
-        highest = float(self.values.max())
         first, border = NOWHERE, self.impossible
         if len(self.values) > FEW:
-            near = highest - _NEAR if self.scale is None else highest * math.exp(-_NEAR)
-            first, border = head(self.values, 1, near)
+            first, border = head(self.values, 1, self._near() if self.guess is None else self.guess)
         if border > self.impossible:
             if len(first) > _MOST:
-                first, border = first[:_MOST], highest
+                first, border = first[:_MOST], float(self.values.max())
             self._look(first)
             self._look(self._loud(self._limit(border if self.scale is None else math.log(border))))
         else:
@@ -202,17 +220,22 @@ class _Search:
             raise ValueError("no id is possible")
         return self.chosen
 
+    def _near(self) -> float:
+        highest = float(self.values.max())
+        return highest - NEAR if self.scale is None else highest * math.exp(-NEAR)
+
     def _loud(self, limit: np.uint64) -> Places:
         """Places whose words are at most `limit`."""
-        loud = np.empty(len(self.ids), dtype=np.bool_)
-        for start in range(0, len(loud), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            np.less_equal(_words(self.key, self.ids[part]), limit, out=loud[part])
-        return np.flatnonzero(loud)
+        tabled = len(self.ids) // _CHUNK if self.every else 0
+        parts = [_loud_of_all(self.key, tabled, limit)] if tabled else []
+        for start in range(tabled * _CHUNK, len(self.ids), _CHUNK):
+            loud = _words(self.key, self.ids[start : start + _CHUNK]) <= limit
+            parts.append(np.flatnonzero(loud) + start)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _look(self, places: Places) -> None:
         """At these places, best bound first, until no bound reaches the best total."""
-        scores, ids = self.values[places], self.ids[places]
+        scores, ids = self.values[places], places.view(np.uint64) if self.every else self.ids[places]
         if self.scale is not None:
             scores = self.scale(scores)
         bounds = _bounds(scores, self.key, ids)
@@ -240,15 +263,37 @@ class _Search:
 def _words(key: int, ids: Keys) -> Keys:
     """Of every id 64 bits whose upper 31 are those of h: mix64 without its last step [n]."""
     words = ids ^ np.uint64(key ^ (key >> 30))
-    words *= np.uint64(_MULTIPLIERS[0])
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(_MULTIPLIERS[1])
+    words *= _STEPS[0]
+    words ^= words >> _STEPS[1]
+    words *= _STEPS[2]
     return words
+
+
+def _loud_of_all(key: int, chunks: int, limit: np.uint64) -> Places:
+    """Ids of the first chunks whose words are at most `limit`, in any order.
+
+    Let c = key ^ (key >> 30) and r = (id ^ c) modulo the chunk, which runs over a chunk as id does. Then id ^ c = b + r, with one b
+    for all ids of a chunk, and (id ^ c) * m = b * m + r * m: one addition to a table. The word of an id is found in place r.
+    """
+    constant = key ^ (key >> 30)
+    low = constant & (_CHUNK - 1)
+    words, shifted = np.empty(_CHUNK, dtype=np.uint64), np.empty(_CHUNK, dtype=np.uint64)
+    loud = np.empty(chunks * _CHUNK, dtype=np.bool_)
+    for start in range(0, len(loud), _CHUNK):
+        base = np.uint64(((constant ^ low ^ start) * _MULTIPLIERS[0]) & ((1 << 64) - 1))
+        np.add(_products(), base, out=words)
+        np.right_shift(words, _STEPS[1], out=shifted)
+        np.bitwise_xor(words, shifted, out=words)
+        np.multiply(words, _STEPS[2], out=words)
+        np.less_equal(words, limit, out=loud[start : start + _CHUNK])
+    places = np.flatnonzero(loud)
+    places ^= low
+    return places
 
 
 def _bounds(scores: Floats, key: int, ids: Keys) -> npt.NDArray[np.float32]:
     """scores - log k, float32 [n]: at least score + g - 31 ln 2, up to the slack."""
-    log_k = (_words(key, ids) >> np.uint64(33)).view(np.int64).astype(np.float32)
+    log_k = (_words(key, ids) >> _STEPS[3]).view(np.int64).astype(np.float32)
     np.maximum(log_k, _K_ZERO, out=log_k)
     np.log(log_k, out=log_k)
     return np.subtract(scores, log_k, out=log_k, casting="same_kind")

@@ -20,6 +20,7 @@ NEAR = 11.0  # how far below the best the few hundred values are that usually ma
 FEW = 512  # places: sorted at once
 NOWHERE: Places = np.zeros(0, dtype=np.int64)
 _MANY = 4096  # places that a guess may bring: more work than a better guess
+_PARTITIONED = 8192  # from here on a histogram is faster
 _BUCKETS, _DEPTH, _SHALLOWEST = 2048, 40.0, 1e-30  # of a histogram, and how far down it reaches
 
 
@@ -74,6 +75,15 @@ def best(values: Floats, weights: Floats | None, target: int, guess: float = -ma
     return _best(values, weights, target)
 
 
+def leaders(values: Floats, count: int) -> Places:
+    """Places of the `count` >= 1 largest values [n], largest first; among equals the first come first. All when there are no more."""
+    places = np.flatnonzero(values >= reached(values, count))
+    if len(places) > FEW and count < len(values):
+        places = best(values, None, count)
+    order: Places = np.argsort(-values[places], kind="stable")[:count]
+    return places[order]
+
+
 def ahead(values: Floats, place: int) -> npt.NDArray[np.bool_]:
     """[n]: what comes before `place`, larger values and equal ones in front of it."""
     value = values[place]
@@ -86,7 +96,7 @@ def _best(values: Floats, weights: Floats | None, target: int) -> Places:
     if len(values) <= FEW:
         order = np.argsort(-values, kind="stable")
         return np.sort(order[: target if weights is None else int(np.searchsorted(weights[order].cumsum(), target)) + 1])
-    if weights is None and len(values) <= _MANY:
+    if weights is None and len(values) <= _PARTITIONED:
         border = float(np.partition(values, len(values) - target)[len(values) - target])
     else:
         border = _border(values, weights, target)

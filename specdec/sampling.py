@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,7 +52,7 @@ from specdec import noise
 from specdec.cuts import Walk, kept
 from specdec.errors import InvalidRequest, NonFinite
 from specdec.penalties import Penalties, penalized
-from specdec.ranking import FEW, NEAR, Floats, Places, best
+from specdec.ranking import FEW, NEAR, NOWHERE, Floats, Places, best, leaders
 from specdec.seeds import DRAFT, SHARED
 from specdec.terms import DraftDistribution, DraftMethod, SamplingParams, TokenLogprobs
 
@@ -59,6 +60,7 @@ Columns = Places
 Mask = npt.NDArray[np.bool_]
 Row = Tensor | Floats  # logits as an engine gives them, or what stage 1 made of them
 
+FOLDS = 8  # parts of a row whose shares are added in the format of the row, the rest of a sum in float64
 DRAFT_TOP_K = 64  # most ids of a distribution on the wire
 
 
@@ -112,6 +114,8 @@ class Sampler:
             self._require_a_choice()
         self._bias_columns = self._columns_of(params.logit_bias)
         self._bias = np.array([params.logit_bias[int(self.ids[c])] for c in self._bias_columns], dtype=np.float64)
+        self._seen: tuple[weakref.ref[Floats], np.floating[Any]] | None = None  # a row and its largest value
+        self._guess = -noise.NEAR / max(params.temperature, 1.0)  # of tempered scores, so that heat does not bring more of them
         self._penalties = Penalties(self._column_of, prompt if params.repetition_penalty != 1.0 else ())
 
     def _legal_columns(self) -> Mask | None:
@@ -155,9 +159,15 @@ class Sampler:
         if row.dtype not in (torch.float32, torch.float64):
             row = row.float()
         values: Floats = row.cpu().numpy()[: self.width]
-        if not (math.isfinite(values.max()) and math.isfinite(values.min())):  # NaN comes through both
+        if not (math.isfinite(self.highest(values)) and math.isfinite(values.min())):  # NaN comes through both
             raise NonFinite("a row of logits holds NaN or infinity")
         return values
+
+    def highest(self, row: Floats) -> np.floating[Any]:
+        """The largest value of `row` [n], which nobody writes to: one decision asks for it up to four times."""
+        if self._seen is None or self._seen[0]() is not row:
+            self._seen = weakref.ref(row), row.max()
+        return self._seen[1]
 
     def adjusted(self, logits: Row, output: Sequence[int]) -> Floats:
         """Stages 1 to 4 [width]. Shares memory with `logits` when nothing applies; never writes to it."""
@@ -192,7 +202,7 @@ class Sampler:
 
     def _require_possible(self, row: Floats, output: Sequence[int]) -> Floats:
         """An adjusted row that leaves something to choose. Only a grammar can leave nothing: everything else was checked before."""
-        if self.constraint is not None and row.max() == -math.inf:
+        if self.constraint is not None and self.highest(row) == -math.inf:
             others = "allowed_token_ids, banned_token_ids, min_tokens and ids that end the answer"
             raise InvalidRequest("sampling.grammar", f"nothing may follow {len(output)} tokens: {others} rule out all that it allows")
         return row
@@ -200,9 +210,10 @@ class Sampler:
     def temper(self, row: Floats, out: Floats | None = None) -> Floats:
         """Stage 5 of an adjusted row [width]: log-scores up to a constant, the best is 0. Temperature 1 when greedy. `out`: where to."""
         with np.errstate(over="ignore"):  # beyond the format's range below the best: impossible, -inf is right
-            scores: Floats = np.subtract(row, row.max(), out=out)
+            scores: Floats = np.subtract(row, self.highest(row), out=out)
             if not self.params.greedy and self.params.temperature != 1.0:
                 scores /= self.params.temperature
+        self._seen = None if out is row else self._seen
         return scores
 
     def cut(self, scores: Floats) -> tuple[Columns | None, Floats]:
@@ -244,7 +255,7 @@ class Sampler:
         places, scores = self.cut(scores) if walk is None else (None, scores)
         while True:
             left = ids if places is None else ids[places]
-            place = noise.winner(scores, self.seed, SHARED, position, left)
+            place = noise.winner(scores, self.seed, SHARED, position, left, self._guess)
             if walk is None or walk.ends_at(place):
                 return int(left[place])
             places, scores = walk.places, walk.scores
@@ -271,12 +282,14 @@ class Sampler:
         return self._ids_of(columns).view(np.int64), softmax(scores)
 
     def draw(self, ids: Columns, weights: Floats, tag: int, position: int) -> int:
-        """An id drawn with probability proportional to its weight, from the stream `tag`. ids, weights [m]."""
-        return int(ids[noise.drawn(weights, self.seed, tag, position, ids.view(np.uint64))])
+        """An id drawn with probability proportional to its weight, from the stream `tag`. ids [m] ascending, weights [m]."""
+        keys = None if len(ids) == self.vocab_size else ids.view(np.uint64)
+        return int(ids[noise.drawn(weights, self.seed, tag, position, keys)])
 
     def logprobs(self, logits: Row, token: int) -> TokenLogprobs | None:
         """Log-probabilities under the raw logits; None unless asked for. Raises NonFinite."""
-        return None if self.params.logprobs is None else finite(token_logprobs(self.raw(logits), token, self.params.logprobs))
+        row, count = self.raw(logits), self.params.logprobs
+        return None if count is None else finite(token_logprobs(row, token, count, self.highest(row)))
 
     def check_position(self, position: int, output: Sequence[int]) -> None:
         if position != self.prompt_length + len(output):
@@ -295,35 +308,40 @@ def _reduced(columns: tuple[int, ...]) -> noise.Keys:
 
 def _only(row: Floats, legal: Mask) -> Floats:
     """A copy of `row` [n] with -inf where it is not legal [n]: without a branch, whatever the pattern of the mask."""
-    bound = legal.astype(row.dtype)
-    bound -= 0.5
-    bound *= math.inf
-    return np.minimum(row, bound, out=bound)
+    kind = np.int32 if row.dtype == np.float32 else np.int64
+    bits = (legal.view(np.int8) - np.int8(1)).astype(kind)  # -1, all bits set, where it is not legal
+    np.bitwise_and(bits, row.dtype.type(-math.inf).view(kind), out=bits)
+    bound: Floats = bits.view(row.dtype)  # 0 or -inf
+    return np.add(row, bound, out=bound)
 
 
 def softmax(scores: Floats) -> Floats:
-    """Probabilities [n] of log-scores [n], float64. numpy adds pairwise, in an order that only n decides."""
-    weights = scores.astype(np.float64)
-    weights -= float(scores.max())
-    np.exp(weights, out=weights)
+    """Probabilities [n] of log-scores [n], float64 but for exp. numpy adds pairwise, in an order that only n decides."""
+    weights = _shares(scores, scores.max()).astype(np.float64)
     weights /= weights.sum()
     return weights
 
 
-def token_logprobs(row: Floats, token: int, count: int) -> TokenLogprobs:
-    """log p of `token` and of the `count` likeliest ids, likeliest first, ties by id. row [vocab_size]: raw logits.
+def _shares(values: Floats, highest: np.floating[Any]) -> Floats:
+    """exp(values - highest) [n], in the format of the values."""
+    shares = values - highest
+    return np.exp(shares, out=shares)
 
-    float64, rounded to float32 at the end.
+
+def token_logprobs(row: Floats, token: int, count: int, highest: np.floating[Any] | None = None) -> TokenLogprobs:
+    """log p of `token` and of the `count` likeliest ids, likeliest first, ties by id. row [vocab_size]: raw logits; `highest` of them.
+
+    A function of the row alone. exp and the sums of FOLDS numbers are taken in the format of the row, all else in float64, rounded to
+    float32 at the end: of a float32 row within 1e-6 of the mathematical value before that rounding.
     """
-    highest = float(row.max())
-    weights = row.astype(np.float64)
-    weights -= highest
-    np.exp(weights, out=weights)
-    total = highest + math.log(float(weights.sum()))
-    top = best(row, None, count, highest - NEAR) if 0 < count < len(row) else np.arange(len(row) if count else 0)
-    top = top[np.argsort(-row[top], kind="stable")]
-    values = (row[[token, *top]].astype(np.float64) - total).astype(np.float32).tolist()
-    return TokenLogprobs(values[0], tuple(top.tolist()), tuple(values[1:]))
+    highest, folded = row.max() if highest is None else highest, len(row) - len(row) % FOLDS
+    top = leaders(row, count) if count else NOWHERE
+    with np.errstate(over="ignore"):  # finite logits may lie further apart than the format reaches
+        shares = _shares(row, highest)
+        total = shares[:folded].reshape(FOLDS, -1).sum(axis=0).sum(dtype=np.float64) + shares[folded:].sum(dtype=np.float64)
+        normalizer = float(highest) + math.log(total)
+        values = (row[top].astype(np.float64) - normalizer).astype(np.float32).tolist()
+        return TokenLogprobs(float(np.float32(float(row[token]) - normalizer)), tuple(top.tolist()), tuple(values))
 
 
 def finite(entry: TokenLogprobs) -> TokenLogprobs:
@@ -354,7 +372,7 @@ def draft_choice(sampler: Sampler, logits: Tensor, position: int, output: Sequen
     """
     sampler.check_position(position, output)
     row = sampler.adjusted(logits, output)
-    if row.max() == -math.inf:
+    if sampler.highest(row) == -math.inf:
         return None
     scores = sampler.temper(row)
     confidence = 1.0 / float(np.exp(scores).sum())

@@ -6,6 +6,7 @@ every id, fast enough for rows of a real vocabulary; a test holds it against the
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections import Counter
@@ -153,7 +154,7 @@ class Reference:
 
     def probabilities(self, cut: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
         kept = np.flatnonzero(cut > -math.inf) if self.limited or self.params.greedy else np.arange(len(cut))
-        weights = np.exp(cut[kept].astype(np.float64) - float(cut[kept].max()))
+        weights = np.exp(cut[kept] - cut[kept].max()).astype(np.float64)
         return self.ids[kept], weights / weights.sum()
 
     def draw(self, ids: npt.NDArray[np.int64], weights: Floats, tag: int, position: int) -> int:
@@ -161,8 +162,11 @@ class Reference:
             return int(ids[np.argmax(np.log(weights) + noise.gumbel(self.seed, tag, position, torch.tensor(ids.tolist())).numpy())])
 
     def logprobs(self, logits: Floats, token: int) -> tuple[float, tuple[int, ...], tuple[float, ...]]:
-        exact = logits[: self.vocab_size].astype(np.float64)
-        total = float(exact.max()) + math.log(float(np.exp(exact - exact.max()).sum()))
+        row = logits[: self.vocab_size]
+        exact = row.astype(np.float64)
+        shares, step = np.exp(row - row.max()), len(row) // 8
+        sums = [functools.reduce(lambda a, b: a + b, shares[i : 8 * step : step]) for i in range(step)] + list(shares[8 * step :])
+        total = float(row.max()) + math.log(math.fsum(float(part) for part in sums))
         top = np.argsort(-exact, kind="stable")[: self.params.logprobs].tolist()
         values = [float(np.float32(exact[i] - total)) for i in (token, *top)]
         return values[0], tuple(top), tuple(values[1:])

@@ -55,6 +55,20 @@ def test_a_walk_counts_top_k_exactly(top_k):
             assert Walk(scores, params).ends_at(place) == (place in inside)
 
 
+@pytest.mark.parametrize("min_p", [0.0, 1e-3])
+def test_a_walk_under_top_k_and_top_p_ends_exactly_where_the_kept_set_ends(min_p):
+    for scores in (scores for scores in rows() if len(scores) > 600):
+        for top_k, top_p in ((600, 0.6), (600, 0.999), (2500, 0.9)):
+            params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
+            inside, order = kept(scores, params), np.argsort(-scores, kind="stable")
+            assert Walk.pays(params)
+            ranks = [0, *range(max(0, len(inside) - 3), len(inside) + 3), top_k - 1, top_k, -1]
+            for place in (int(order[rank]) for rank in ranks if rank < len(order)):
+                walk = Walk(scores, params)
+                assert walk.ends_at(place) == (place in inside)
+                assert place in inside or (walk.places.tolist() == inside.tolist() and walk.ends_at(len(inside) - 1))
+
+
 def test_a_walk_goes_on_with_what_is_in_front():
     scores = np.array([-1.0, 0.0, -1.0, -2.0, -1.0], dtype=np.float32)
     walk = Walk(scores, SamplingParams(top_p=0.6))

@@ -129,6 +129,17 @@ def test_bound_is_never_below_the_noise():
         assert (bounds + 31 * math.log(2) >= g - 1e-4).all()
 
 
+@pytest.mark.parametrize("ids", [16383, 16384, 20000, 49152, 50257])
+def test_loud_ids_found_by_the_table_are_those_whose_words_are_small(ids):
+    rng = np.random.default_rng(ids)
+    for key in rng.integers(0, 2**64, 8, dtype=np.uint64).tolist():
+        words = np.array([seeds.mix64(key ^ i) >> 33 for i in range(0, ids, 7)])
+        limit = np.uint64((2**31 // 50 << 33) - 1)
+        found = noise._Search(np.zeros(ids, np.float32), key, None)._loud(limit)
+        assert len(set(found.tolist())) == len(found) and found.max() < ids
+        assert sorted(i for i in found.tolist() if i % 7 == 0) == (7 * np.flatnonzero(words < 2**31 // 50)).tolist()
+
+
 def test_pruning_by_rank_instead_of_a_bound_finds_another_winner():
     """The broken twin of `winner`: noise for the 64 best scores only."""
     rng = np.random.default_rng(3)

@@ -255,6 +255,19 @@ def test_logprobs_are_those_of_the_raw_logits():
     assert sampler(1000, logprobs=0).logprobs(row, 33).top_ids == ()
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.3, 4.0, 30.0])
+def test_logprobs_of_a_vocabulary_are_within_a_millionth_and_a_rounding(scale):
+    rng = np.random.default_rng(6)
+    for n in (49152, 50257):
+        row = (rng.standard_normal(n) * scale - 7.0).astype(np.float32)
+        exact = torch.log_softmax(torch.from_numpy(row).double(), 0).numpy()
+        order = np.argsort(-row, kind="stable")
+        found = token_logprobs(row, int(order[n // 2]), 20)
+        assert found.top_ids == tuple(order[:20].tolist())
+        for value, i in zip((found.logprob, *found.top_logprobs), (order[n // 2], *found.top_ids), strict=True):
+            assert abs(value - exact[i]) <= 1e-6 + 2.0**-24 * abs(exact[i])
+
+
 def test_logprobs_of_few_ids_and_of_far_apart_ones():
     row = np.array([0.0, -1e4, -2e4], dtype=np.float32)
     found = token_logprobs(row, 2, 20)
