@@ -30,7 +30,7 @@ from target_service.plan import Drop, Fork, Keep
 from target_service.prefix import PrefixCache
 from target_service.sessions import Key, Session
 
-MOVED_PER_SHARED = 8  # tokens that may be moved for each that is shared
+MOVED_PER_SHARED = 16  # tokens that may be moved for each that is shared
 
 
 class Budget(Protocol):
@@ -223,7 +223,7 @@ class Room:
 
 
 def _pays(shared: int, held: int) -> bool:
-    """At its first fork a CPU's store moves all that the donor holds, at a tenth of what computing it costs."""
+    """At its first fork a CPU's store moves all that the donor holds, at a twentieth of what computing it costs."""
     return 0 < held <= MOVED_PER_SHARED * shared
 
 

@@ -158,8 +158,9 @@ def test_a_session_that_lives_is_a_donor_too() -> None:
 def test_a_little_of_a_long_text_is_not_worth_a_fork() -> None:
     """A first fork moves all that its donor holds."""
     bench = bench_of()
-    once(bench, text(BLOCK * 9 + 1))
+    once(bench, text(BLOCK * 17 + 1))
     assert once(bench, [*text(8), 1, 2]) == 0
+    assert once(bench, [*text(16), 1, 2]) == 16
 
 
 def test_no_entry_is_the_beginning_of_another() -> None:
