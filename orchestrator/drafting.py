@@ -87,7 +87,7 @@ class DraftSide:
 
     def committed(self, length: int, hash_: int, tokens: tuple[int, ...], lookahead: Lookahead) -> list[Command]:
         """`tokens` were committed after a prefix of `length` tokens; `lookahead` has moved on already."""
-        self._pace.committed()
+        self._pace.committed(lookahead.any)
         if self._resting:
             self._missed += tokens
             return self._go_on(lookahead) if self._pace.drafts else []

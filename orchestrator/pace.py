@@ -56,8 +56,8 @@ class Pace(Protocol):
     def learn(self, source: str, block: Block, result: Result) -> None:
         """A round that verified some of this block ended. `source`: draft, ngram or forced."""
 
-    def committed(self) -> None:
-        """A round ended, the session goes on."""
+    def committed(self, ready: bool) -> None:
+        """A round ended, the session goes on. `ready`: the draft's next tokens are there already."""
 
 
 class FixedPace:
@@ -89,5 +89,5 @@ class FixedPace:
     def learn(self, source: str, block: Block, result: Result) -> None:
         pass
 
-    def committed(self) -> None:
+    def committed(self, ready: bool) -> None:
         pass

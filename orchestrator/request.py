@@ -93,7 +93,9 @@ def admit(
     """Completes a request for the target described by `info`: its answer 0, `others` makes the rest.
 
     `prompt` = its ids; `seed`, `num_speculative_tokens` and `adaptive` = what holds where the request leaves them open. `max_tokens`
-    becomes the smaller of what was asked for and what the window leaves; 0 = the answer is complete already. Raises InvalidRequest and NotFound.
+    becomes the smaller of what was asked for and what the window leaves; 0 = the answer is complete already.
+
+    Raises InvalidRequest and NotFound.
     """
     if request.model is not None and request.model != info.model:
         raise NotFound(f"model: {request.model!r} is not served here; this is {info.model!r}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.control.choice import worth
-from orchestrator.control.seat import Clock, Round, Seat
+from orchestrator.control.seat import Clock, Seat
 from orchestrator.control.survival import SessionSurvival, Survival
 from orchestrator.lookahead import Block
 from orchestrator.pace import FixedPace
@@ -37,10 +37,10 @@ class WatchedPace(FixedPace):
     def opened(self) -> None:
         self._seat.sent()
 
-    def committed(self) -> None:
-        machine, round_ = self._seat.machine, self._seat.turned()
-        if machine is not None and round_ is not None:
-            machine.learn_round(round_.turn_ms, self.most > 0, round_.began_ms)
+    def committed(self, ready: bool) -> None:
+        machine, began_ms = self._seat.machine, self._seat.turned()
+        if machine is not None and began_ms is not None:
+            machine.learn_round(began_ms, self.most > 0)
 
 
 class AdaptivePace(Seat):
@@ -54,8 +54,7 @@ class AdaptivePace(Seat):
         self.speculates = self.drafts = begins and most > 0
         self.wanted = most  # tokens the draft is asked for
         self._warm = self._awoken = False  # the draft has spoken since it was asked to go on; it had rested before
-        self._block_from = ""  # source of this round's block, empty = none was verified
-        self._spoke = False  # a usable proposal came since the commit
+        self._asked_ms: float | None = None  # commit at which the draft had nothing, while it is silent
         self._outlook: list[float] = []
         self._worthless = self._rest_left = self._trial_left = 0
         self._rest = FIRST_REST
@@ -83,21 +82,17 @@ class AdaptivePace(Seat):
         looked, drafted = sum(self._lookup.expected(min(guess, self.most))), sum(self.outlook()[: self.wanted])
         if ready or not self.drafts:
             return looked > drafted or not self.drafts
-        round_ms = machine.regime.spec.value
-        wait_ms = machine.answer.value
+        round_ms, wait_ms = machine.regime.spec.value, machine.regime.answer_ms(self.wanted)
         return (1 + looked) * (round_ms + wait_ms) >= (1 + drafted) * round_ms
 
     def grace_ms(self) -> float:
+        if self._awoken and not self._warm:
+            return 0.0
         machine = self.machine
-        if machine is None or (self._awoken and not self._warm):
-            return 0.0 if self._awoken else self._max_grace_ms
-        if machine.answer.seen < 4:
+        if machine is None or machine.regime.answer.seen < 4 or not machine.regime.spec.seen:
             return self._max_grace_ms
         free = machine.boundary_ms(self._clock.now_ms)
-        gained = sum(self.outlook()[: self.wanted])
-        if gained * machine.regime.spec.value <= max(0.0, machine.answer.value - free):
-            return 0.0
-        return min(self._max_grace_ms, free + machine.answer.value + 3 * machine.spread.value)
+        return min(self._max_grace_ms, free + machine.regime.patience_ms(self.wanted) if machine.patient else free)
 
     # --- told ---------------------------------------------------------------------------------------------------------
 
@@ -106,36 +101,31 @@ class AdaptivePace(Seat):
 
     def proposed(self) -> None:
         """The draft said something that can be used."""
-        if self.machine is not None and self._began_ms is not None and self.drafts and not self._spoke and self._warm:
-            self.machine.learn_answer(self._clock.now_ms - self._began_ms)
-        self._spoke = self._warm = True
+        if self._asked_ms is not None and self.machine is not None:
+            self.machine.learn_answer(self.wanted, self._clock.now_ms - self._asked_ms)
+        self._asked_ms, self._warm = None, True
 
     def learn(self, source: str, block: Block, result: Result) -> None:
-        self._block_from = source
         if source == "draft":
             self._draft.learn(block.confidences, result.num_verified, result.num_accepted)
             self._outlook = []
         elif source == "ngram":
             self._lookup.learn((0.0,) * len(block.tokens), result.num_verified, result.num_accepted)
 
-    def committed(self) -> None:
-        machine, round_ = self.machine, self.turned()
-        if machine is not None and round_ is not None:
-            self._learn_round(round_)
-        self._block_from, self._spoke = "", False
+    def committed(self, ready: bool) -> None:
+        machine, began_ms = self.machine, self.turned()
         if machine is None:
             return
+        if began_ms is not None and (self._warm or not self.speculates):  # like neither while the draft has yet to catch up
+            machine.learn_round(began_ms, self.speculates or bool(self._rest_left))
+        if self._asked_ms is not None:  # silent for the whole round: it takes at least as long
+            machine.learn_answer(self.wanted, self._clock.now_ms - self._asked_ms)
         machine.decide(self._clock.now_ms)
         self._choose(machine.speculates)
-
-    def _learn_round(self, round_: Round) -> None:
-        assert self.machine is not None
-        spec = self.speculates
-        if spec and not self._warm:
-            return  # like neither: the draft has yet to catch up
-        self.machine.learn_round(round_.turn_ms, spec or bool(self._rest_left), round_.began_ms)
-        if spec and self._block_from in ("", "draft") and round_.wait_ms is not None:
-            self.machine.learn_wait(self.wanted, round_.wait_ms, bool(self._block_from), round_.began_ms)
+        asked = self.drafts and self._warm
+        if asked and ready:
+            machine.learn_answer(self.wanted, None)
+        self._asked_ms = self._clock.now_ms if asked and not ready else None
 
     def _choose(self, open_: bool) -> None:
         """What the next round may do. `open_`: sessions of this target speculate now."""
@@ -147,7 +137,7 @@ class AdaptivePace(Seat):
             if self._rest_left:
                 return self._sleep()
             self._trial_left = TRIAL_ROUNDS
-        n = worth(self.outlook(), self.machine.threshold)
+        n = min(self.machine.depth, worth(self.outlook(), self.machine.threshold))
         if self._trial_left:
             self._trial_left -= self._warm
         elif n or self.machine.trying:

@@ -1,37 +1,59 @@
 """Which slots are worth verifying. Pure.
 
-Theory. A round that verifies m slots of N sessions decides N + (the sum of their gains) tokens and takes the longer the more rows it has.
-Of m slots the best are those of the largest gains, and since a chain's gains only fall, leading slots come first by themselves. The time
-is a staircase, so the best m need not be where one more slot stops paying: every prefix of the sorted slots is tried (Liu et al. 2024,
-"Optimizing Speculative Decoding for Serving Large Language Models Using Goodput", use the same objective for whole batches).
+Theory. A round that verifies m slots of N sessions decides N + (the sum of their gains) tokens and takes the longer the more rows it has,
+and the longer the deeper the chains that it waits for. Of the slots up to a depth the best m are those of the largest gains, and since a
+chain's gains only fall, leading slots come first by themselves. The time is a staircase, so the best m need not be where one more slot
+stops paying: every depth and every prefix of the sorted slots is tried (Liu et al. 2024, "Optimizing Speculative Decoding for Serving Large
+Language Models Using Goodput", use the same objective for whole batches).
+
+The gains are expected ones, the chains that come differ from them. So what is handed on is a threshold: it lies between the last slot
+that is in and the first that is out, and between these where a slot just pays for its own time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+Slot = tuple[float, int]
+"""Its gain, and its depth in its chain from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`threshold` = least gain that is worth its row, infinite where there is no slot; `rate` = tokens per ms with all slots above it."""
+    """`rate` = tokens per ms with the best slots; they are those up to `depth` whose gain is at least `threshold` (infinite: none is)."""
 
     threshold: float
+    depth: int
     rate: float
 
 
-def choose(sessions: int, gains: Iterable[tuple[float, int]], time_ms: Callable[[int, int], float]) -> Choice:
-    """The best way to verify at least one slot. `gains`: of each slot that may be proposed, with its depth in its chain from 1;
-    `time_ms(m, depth)`: what a round takes that verifies m slots, the deepest of them at `depth`."""
-    best, threshold = 0.0, math.inf
-    total, deepest = float(sessions), 0
-    for m, (gain, depth) in enumerate(sorted(gains, reverse=True), 1):
-        total, deepest = total + gain, max(deepest, depth)
-        rate = total / max(time_ms(m, deepest), 1e-9)
-        if rate > best:
-            best, threshold = rate, gain
-    return Choice(threshold, best)
+NOTHING = Choice(math.inf, 0, 0.0)
+
+
+def choose(sessions: int, slots: Sequence[Slot], times: Sequence[float], waits: Sequence[float]) -> Choice:
+    """The best way to verify at least one slot. `slots`: all that may be proposed, largest gain first; `times[m]`: ms of a round that
+    verifies m of them, without its wait, which is `waits[depth]` for the deepest."""
+    best = NOTHING
+    for depth in range(1, len(waits)):
+        waited = [time + waits[depth] for time in times]
+        best = max(best, prefix(sessions, [slot for slot in slots if slot[1] <= depth], waited), key=lambda choice: choice.rate)
+    return best
+
+
+def prefix(sessions: int, slots: Sequence[Slot], times: Sequence[float], share: float = 1.0) -> Choice:
+    """The same where nothing is waited for; `share` of the rounds have a block."""
+    best, count, total = 0.0, 0, float(sessions)
+    for m, (gain, _) in enumerate(slots, 1):
+        total += share * gain
+        if total > best * times[m]:
+            best, count = total / times[m], m
+    if not count:
+        return NOTHING
+    inside, outside = slots[count - 1][0], slots[count][0] if count < len(slots) else 0.0
+    pays = best * (times[count] - times[count - 1]) / share
+    return Choice(min(inside, max(outside, pays)), max(depth for _, depth in slots), best)
 
 
 def worth(gains: Iterable[float], threshold: float) -> int:

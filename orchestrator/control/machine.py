@@ -12,21 +12,23 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
-from orchestrator.control.choice import choose
-from orchestrator.control.regime import Mean, Regime
+from orchestrator.control.choice import choose, prefix
+from orchestrator.control.regime import Regime
 from orchestrator.control.step_time import StepTime
 
+MAX_DEPTH = 64
 HYSTERESIS = 0.02
 PROBE_SHARE = 0.01
 PROBE_ROUNDS = 10  # of every session
 MOST_PROBE_MS = 2000.0
 FIRST_INTERVAL_MS, LAST_INTERVAL_MS = 2000.0, 120_000.0
+MIN_READY, FIRST_READY, FEW = 0.05, 0.5, 8  # share of commits that find proposals: at least, and before so many were seen
 CHOOSE_EVERY_MS = 10.0
 IDLE_MS = 500.0  # longer silence is no time spent
-ANSWER_MEMORY = 64.0
 
 
 class Seat(Protocol):
@@ -64,6 +66,7 @@ class Machine:
         self.step_time = StepTime()
         self.seats: set[Seat] = set()
         self.threshold = self.row_threshold = 0.0  # least gain worth drafting, and least gain worth a row once it is drafted
+        self.depth = MAX_DEPTH  # of a chain that is worth waiting for
         self.switched_ms = 0.0
         self.rows = 0  # of the newest step
         self.step_ms = 0.0
@@ -71,7 +74,9 @@ class Machine:
         self._busy_ms = 0.0
         self._foreign = 0.0  # rows of other orchestrators, running mean
         self._told = 0  # sessions that the newest step answered
-        self.answer, self.spread = Mean(), Mean()  # ms from a commit to the draft's first word, where it had none ready; and how far off
+        self._wave = 1.0  # the same, running mean
+        self._wait_ms = self._waited_ms = 0.0  # longest wait for a draft among those of the newest step, and of the next one
+        self.patient = True  # a round without a proposal waits for one
         self._loads: dict[int, _Load] = {}
         self._bin = 0
         self._stale = True
@@ -85,6 +90,8 @@ class Machine:
     def leave(self, seat: Seat, now_ms: float) -> None:
         self.seats.discard(seat)
         self._moved(now_ms)
+        if not self.choosing:
+            self._load.probe = None
 
     def _moved(self, now_ms: float) -> None:
         self._stale = True
@@ -128,35 +135,41 @@ class Machine:
     def heard(self, rows: int, took_ms: float, own_rows: int, answers: int, now_ms: float) -> None:
         """One engine step of the target; `own_rows` = rows of it that belong to the answers told with it."""
         self._told = answers
-        self.step_time.learn(rows, took_ms)
+        self._wave += 0.1 * (answers - self._wave)
+        self._wait_ms, self._waited_ms = self._waited_ms, 0.0
+        if rows <= own_rows + 2 * self._foreign + 1:  # else it computed somebody's prompt
+            self.step_time.learn(rows, took_ms)
         self.rows, self.step_ms = rows, took_ms
-        self._foreign += 0.05 * (max(0, rows - own_rows) - self._foreign)
+        others = max(0, rows - own_rows)
+        self._foreign += (0.3 if others < self._foreign else 0.02) * (others - self._foreign)
         gap = now_ms - self.heard_ms
         self._busy_ms += gap if gap < IDLE_MS else took_ms
         self.heard_ms = now_ms
 
-    def learn_answer(self, after_ms: float) -> None:
-        """The draft had nothing when a session committed, and spoke so long after it."""
-        if self.answer.seen:
-            self.spread.learn(abs(after_ms - self.answer.value), ANSWER_MEMORY)
-        self.answer.learn(after_ms, ANSWER_MEMORY)
+    def learn_answer(self, wanted: int, after_ms: float | None) -> None:
+        """A session's draft had something at its commit (None), or said something so long after it."""
+        self.regime.learn_answer(wanted, after_ms, len(self.seats))
 
-    def learn_wait(self, wanted: int, wait_ms: float, block: bool, began_ms: float) -> None:
-        """A round waited so long for the `wanted` tokens of its draft; `block`: and had some."""
-        if began_ms > self.switched_ms:
-            self.regime.learn_wait(wanted, wait_ms, block, len(self.seats))
+    def sent(self, wait_ms: float) -> None:
+        """A Step left so long after its session's commit."""
+        self._waited_ms = max(self._waited_ms, wait_ms)
 
-    def learn_round(self, turn_ms: float, spec: bool, began_ms: float) -> None:
-        """A round of one session from its beginning to its commit, without its wait for the draft. `spec`: it was open to speculation."""
-        load = self._load
-        if began_ms <= self.switched_ms or (spec != self.speculates and any(seat.adaptive for seat in self.seats)):
+    def learn_round(self, began_ms: float, spec: bool) -> None:
+        """A round of one session ended with the step that was just heard of. `spec`: it was open to speculation."""
+        load, choosing = self._load, self.choosing
+        if began_ms <= self.switched_ms or (choosing and spec != self.speculates):
             return
-        own = turn_ms - (self.step_time.at(self.rows) - self.step_time.at(self._base_rows))
+        own = self.heard_ms - began_ms - self._wait_ms - (self.step_time.at(self.rows) - self.step_time.at(self._base_rows))
         learn = load.regime.learn_spec if spec else load.regime.learn_plain
         learn(own, len(self.seats))
-        if load.probe is not None:
+        if load.probe is not None and choosing:
             load.probe.left -= 1
         self._stale = True
+
+    @property
+    def choosing(self) -> bool:
+        """There is a session that leaves its block length to us."""
+        return any(seat.adaptive for seat in self.seats)
 
     @property
     def _base_rows(self) -> float:
@@ -166,7 +179,7 @@ class Machine:
 
     def decide(self, now_ms: float) -> None:
         """Looks again at both ways, if something was learned and the last look is not of this very moment."""
-        if not any(seat.adaptive for seat in self.seats):
+        if not self.choosing:
             return
         if self._stale and (now_ms - self._chosen_ms >= CHOOSE_EVERY_MS or len(self.seats) == 1):
             self._stale, self._chosen_ms = False, now_ms
@@ -174,9 +187,11 @@ class Machine:
 
     def _decide(self, now_ms: float) -> None:
         load = self._load
+        if not load.regime.plain.seen and not load.regime.spec.seen:
+            return
         spec_rate, plain_rate = self._rates(load.regime)
         if load.probe is not None:
-            over = load.probe.left <= 0 or now_ms - load.probe.began_ms > MOST_PROBE_MS
+            over = load.probe.left <= 0 or self._busy_ms - load.probe.began_ms > MOST_PROBE_MS
             if over:
                 self._end_probe(load, spec_rate, plain_rate, now_ms)
             return
@@ -188,11 +203,11 @@ class Machine:
         elif self._busy_ms >= load.due_ms:
             unknown = load.regime.spec if load.speculates else load.regime.plain
             if unknown.seen >= PROBE_ROUNDS or not load.speculates:
-                load.probe, self.switched_ms = _Probe(now_ms, len(self.seats)), now_ms
+                load.probe, self.switched_ms = _Probe(self._busy_ms, len(self.seats)), now_ms
 
     def _end_probe(self, load: _Load, spec_rate: float, plain_rate: float, now_ms: float) -> None:
         assert load.probe is not None
-        took, load.probe, self.switched_ms = now_ms - load.probe.began_ms, None, now_ms
+        took, load.probe, self.switched_ms = self._busy_ms - load.probe.began_ms, None, now_ms
         mine, other = (spec_rate, plain_rate) if load.speculates else (plain_rate, spec_rate)
         if other > mine * (1 + HYSTERESIS):
             load.speculates = not load.speculates
@@ -203,17 +218,21 @@ class Machine:
         load.due_ms = self._busy_ms + load.interval_ms
 
     def _rates(self, regime: Regime) -> tuple[float, float]:
-        """Tokens per ms with and without speculation; sets the thresholds."""
-        base, share, n = self._base_rows, regime.block_share, len(self.seats)
-        curve = self.step_time
+        """Tokens per ms with and without speculation; sets what sessions go by."""
+        base, n, curve = self._base_rows, len(self.seats), self.step_time
         plain_ms = regime.plain.value if regime.plain.seen else regime.spec.value
         spec_ms = regime.spec.value if regime.spec.seen else plain_ms
-        at_base = curve.at(base)
-        slots = [(share * gain, depth) for seat in self.seats if seat.adaptive for depth, gain in enumerate(seat.outlook(), 1)]
-        full = choose(n, slots, lambda m, depth: spec_ms + curve.at(base + m) - at_base + regime.wait_ms(depth))
-        if full.rate and share:
-            self.threshold = full.threshold / share
-        usual = spec_ms + regime.wait_ms(2)
-        sunk = choose(n, slots, lambda m, depth: usual + curve.at(base + m) - at_base)
-        self.row_threshold = min(self.threshold, sunk.threshold / share)
-        return full.rate, n / plain_ms if plain_ms else 0.0
+        slots = sorted(((g, depth) for seat in self.seats if seat.adaptive for depth, g in enumerate(seat.outlook(), 1)), reverse=True)
+        deepest = max((depth for _, depth in slots), default=0)
+        ready = max(MIN_READY, regime.ready.value) if regime.ready.seen >= FEW else FIRST_READY
+        late = 1 - math.pow(ready, min(n, max(1.0, self._wave)))  # share of the steps that wait for somebody's draft
+        times = [spec_ms + curve.at(base + m) - curve.at(base) for m in range(len(slots) + 1)]
+        waits = [late * regime.answer_ms(depth) for depth in range(deepest + 1)]
+        patient, hasty = choose(n, slots, times, waits), prefix(n, slots, times, ready)
+        self.patient = patient.rate >= hasty.rate
+        best = patient if self.patient else hasty
+        self.threshold, self.depth = best.threshold, best.depth
+        usual = waits[best.depth] if self.patient else 0.0
+        sunk = prefix(n, slots, [time + usual for time in times])
+        self.row_threshold = min(best.threshold, sunk.threshold)
+        return best.rate, n / plain_ms if plain_ms else 0.0

@@ -3,26 +3,33 @@
 Speculation slows a machine in ways that no count of rows shows: the draft may share a core with this process, or a cache or the memory's
 bus with the target. So a round is timed both ways, as it was, from one commit to the next. What is kept is what does not depend on the
 block: the wait for the draft and the rows' share of the step are taken off, and added again for the block that is being considered.
+
+The draft is timed by itself: how often it had something when a commit came, and else how long it took to say something. Both are known
+whether or not anybody waited, so that not waiting does not teach that waiting is of no use.
 """
 
 from __future__ import annotations
 
+import math
+
 MEMORY_ROUNDS = 24  # rounds of every session that a mean remembers
 OUTLIER = 2.0  # of the mean: what is above counts as this
-WARM_UP_ANSWER = 0.7  # tokens' worth of time that an answer of the draft takes beside its tokens
+PATIENCE, SPREADS = 1.3, 3.0  # how many times the usual answer, and its spread, a wait may take
+ANSWER_BESIDE = 0.7  # what an answer of the draft takes beside its tokens, in tokens
 
 
 class Mean:
     """A running mean that one slow round does not move far."""
 
-    __slots__ = ("seen", "value")
+    __slots__ = ("_outlier", "seen", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, outlier: float = OUTLIER) -> None:
         self.seen, self.value = 0.0, 0.0
+        self._outlier = outlier
 
     def learn(self, value: float, memory: float) -> None:
         self.seen = min(self.seen + 1, memory)
-        bounded = min(value, OUTLIER * self.value) if self.seen > 4 and self.value > 0 else value
+        bounded = min(value, self._outlier * self.value) if self.seen > 4 and self.value > 0 else value
         self.value += (bounded - self.value) / self.seen
 
 
@@ -31,27 +38,32 @@ class Regime:
 
     def __init__(self) -> None:
         self.plain, self.spec = Mean(), Mean()  # ms of a round without its rows' share, and without the wait
-        self._waits: dict[int, Mean] = {}  # by tokens wanted
-        self.share = Mean()  # of the rounds that wanted a block: had one
+        self.ready = Mean(math.inf)  # share of the commits at which the draft had something
+        self.answer = Mean()  # ms from a commit to the draft's first word, where it had nothing; for one token and what comes beside
+        self.spread = Mean()  # how far off that is
 
     def learn_plain(self, turn_ms: float, sessions: int) -> None:
+        if not self.plain.seen:  # what rows cost was not known: none of these steps had as few
+            self.spec = Mean()
         self.plain.learn(turn_ms, MEMORY_ROUNDS * sessions)
 
     def learn_spec(self, turn_ms: float, sessions: int) -> None:
         self.spec.learn(turn_ms, MEMORY_ROUNDS * sessions)
 
-    def learn_wait(self, wanted: int, wait_ms: float, block: bool, sessions: int) -> None:
-        self._waits.setdefault(wanted, Mean()).learn(wait_ms, MEMORY_ROUNDS * sessions)
-        self.share.learn(float(block), MEMORY_ROUNDS * sessions)
+    def learn_answer(self, wanted: int, after_ms: float | None, sessions: int) -> None:
+        """The draft was asked for `wanted` tokens; None: it had some already."""
+        memory = MEMORY_ROUNDS * sessions
+        self.ready.learn(float(after_ms is None), memory)
+        if after_ms is not None:
+            each = after_ms / (wanted + ANSWER_BESIDE)
+            if self.answer.seen:
+                self.spread.learn(abs(each - self.answer.value), memory)
+            self.answer.learn(each, memory)
 
-    @property
-    def block_share(self) -> float:
-        return max(0.05, self.share.value) if self.share.seen >= 8 else 1.0
+    def answer_ms(self, wanted: int) -> float:
+        """How long the draft takes for so many tokens when it has nothing ready."""
+        return self.answer.value * (wanted + ANSWER_BESIDE)
 
-    def wait_ms(self, wanted: int) -> float:
-        """Mean wait for the draft when so many tokens are wanted; in proportion where that was not tried."""
-        tried = [k for k, mean in self._waits.items() if mean.seen >= 4]
-        if not tried or wanted <= 0:
-            return 0.0
-        nearest = min(tried, key=lambda k: (abs(k - wanted), k))
-        return self._waits[nearest].value * (wanted + WARM_UP_ANSWER) / (nearest + WARM_UP_ANSWER)
+    def patience_ms(self, wanted: int) -> float:
+        """Longest wait that an answer on its way is worth: one that takes longer is not on its way."""
+        return (PATIENCE * self.answer.value + SPREADS * self.spread.value) * (wanted + ANSWER_BESIDE)

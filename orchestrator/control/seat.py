@@ -20,15 +20,6 @@ class Clock(Protocol):
     def machine(self, target: str) -> Machine: ...
 
 
-class Round:
-    """One finished round, from commit to commit. `wait_ms` = until its Step left, None when none was sent for it."""
-
-    __slots__ = ("began_ms", "turn_ms", "wait_ms")
-
-    def __init__(self, began_ms: float, wait_ms: float | None, turn_ms: float) -> None:
-        self.began_ms, self.wait_ms, self.turn_ms = began_ms, wait_ms, turn_ms
-
-
 class Seat:
     adaptive = False
 
@@ -52,11 +43,13 @@ class Seat:
 
     def sent(self) -> None:
         """A Step left."""
-        if self._sent_ms is None:
+        if self._sent_ms is None and self._began_ms is not None and self.machine is not None:
             self._sent_ms = self._clock.now_ms
+            if self._sent_ms - self._began_ms <= MOST_WAIT_MS:
+                self.machine.sent(self._sent_ms - self._began_ms)
 
-    def turned(self) -> Round | None:
-        """A commit. The round that it ends, None where that was the prompt's."""
+    def turned(self) -> float | None:
+        """A commit. The beginning of the round that it ends; None where that was the prompt's, or no ordinary one."""
         if self.machine is None:
             return None
         now, began, sent = self._clock.now_ms, self._began_ms, self._sent_ms
@@ -65,9 +58,6 @@ class Seat:
             self._sat = True
             self.machine.join(self, now)
             return None
-        if began is None:
+        if began is None or (sent is not None and sent - began > MOST_WAIT_MS):
             return None
-        wait = None if sent is None else sent - began
-        if wait is not None and wait > MOST_WAIT_MS:
-            return None
-        return Round(began, wait, now - began - (wait or 0.0))
+        return began

@@ -18,8 +18,10 @@ EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 POSITIONS = 6  # told apart; later ones count as the last
 DECAY = 0.995  # per observation of a cell
 POOL_WEIGHT, PRIOR_WEIGHT = 8.0, 4.0  # observations that the wider estimate is worth
-FIRST_STEP, LAST_STEP = 0.5, 0.06  # of a session's shift
+FIRST_STEP, LAST_STEP = 0.25, 0.04  # of a session's shift
 MOST_SHIFT = 3.0
+OWN_MEMORY, COMMON_MEMORY = 16.0, 100.0  # slots that a running mean remembers
+HEIRLOOM = 3.0  # slots that the common mean is worth in a new session
 
 
 class _Cell:
@@ -36,6 +38,25 @@ class _Cell:
         return (self.stood + weight * prior) / (self.seen + weight)
 
 
+class _Usual:
+    """Running mean of the chance at each position, over the slots that were reached."""
+
+    def __init__(self, means: Sequence[float], seen: Sequence[float], memory: float) -> None:
+        self.means, self._seen, self._memory = list(means), list(seen), memory
+
+    def meet(self, position: int, chance: float) -> None:
+        if position == len(self.means):
+            self.means.append(chance)
+            self._seen.append(0.0)
+        if position < len(self.means):
+            self._seen[position] = min(self._seen[position] + 1, self._memory)
+            self.means[position] += (chance - self.means[position]) / self._seen[position]
+
+    def heir(self) -> _Usual:
+        """Begins where this one is, and forgets it sooner."""
+        return _Usual(self.means, [min(seen, HEIRLOOM) for seen in self._seen], OWN_MEMORY)
+
+
 class Survival:
     """Of one source of proposals, over all sessions. `prior` = chance where nothing is known; None = the confidence itself."""
 
@@ -43,6 +64,7 @@ class Survival:
         self._prior = prior
         self._pools = [_Cell() for _ in range(len(EDGES) + 1)]
         self._cells = [[_Cell() for _ in self._pools] for _ in range(POSITIONS)]
+        self.usual = _Usual((), (), COMMON_MEMORY)
 
     def chance(self, position: int, confidence: float) -> float:
         """`position` from 0."""
@@ -64,7 +86,7 @@ class SessionSurvival:
         self._common = common
         self._shift = 0.0
         self._step = FIRST_STEP
-        self._usual: list[float] = []  # running mean of the chance at each position, over the slots that were reached
+        self._usual = common.usual.heir()
 
     def gains(self, confidences: Sequence[float]) -> list[float]:
         """For each slot the chance that it and all before it stand: tokens that a round gains by it."""
@@ -83,10 +105,10 @@ class SessionSurvival:
         return gains
 
     def _at(self, position: int) -> float:
-        if position < len(self._usual):
-            return self._usual[position]
-        known = self._usual[-1] if self._usual else self._chance(position, 0.5)
-        return known
+        means = self._usual.means
+        if not means:
+            return self._chance(position, 0.5)
+        return means[min(position, len(means) - 1)]
 
     def _chance(self, position: int, confidence: float) -> float:
         chance = min(1 - 1e-6, max(1e-6, self._common.chance(position, confidence)))
@@ -98,12 +120,8 @@ class SessionSurvival:
             confidence, stood = confidences[position], position < accepted
             chance = self._chance(position, confidence)
             self._shift = max(-MOST_SHIFT, min(MOST_SHIFT, self._shift + self._step * (stood - chance)))
-            self._step = max(LAST_STEP, 0.93 * self._step)
+            self._step = max(LAST_STEP, 0.95 * self._step)
             self._common.learn(position, confidence, stood)
-            self._meet(position, self._chance(position, confidence))
-
-    def _meet(self, position: int, chance: float) -> None:
-        if position == len(self._usual):
-            self._usual.append(chance)
-        elif position < len(self._usual):
-            self._usual[position] += 0.15 * (chance - self._usual[position])
+            chance = self._chance(position, confidence)
+            self._usual.meet(position, chance)
+            self._common.usual.meet(position, chance)
