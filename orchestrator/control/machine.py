@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable
 from typing import Protocol
 
-from orchestrator.control.choice import choose, prefix
+from orchestrator.control.choice import Slot, choose, prefix
 from orchestrator.control.regime import Regime
 from orchestrator.control.step_time import StepTime
 
@@ -28,6 +28,7 @@ MOST_PROBE_MS = 2000.0
 FIRST_INTERVAL_MS, LAST_INTERVAL_MS = 2000.0, 120_000.0
 MIN_READY, FIRST_READY, FEW = 0.05, 0.5, 8  # share of commits that find proposals: at least, and before so many were seen
 CHOOSE_EVERY_MS = 10.0
+CURIOUS_EVERY_MS = 200.0
 IDLE_MS = 500.0  # longer silence is no time spent
 
 
@@ -59,6 +60,8 @@ class _Load:
         self.due_ms = 0.0  # when the other way is tried next, in busy time
         self.interval_ms = FIRST_INTERVAL_MS
         self.probe: _Probe | None = None
+        self.curious_ms = 0.0  # not curious until then, in busy time
+        self.tried: set[int] = set()  # rows that curiosity asked for
 
 
 class Machine:
@@ -72,6 +75,7 @@ class Machine:
         self.step_ms = 0.0
         self.heard_ms = self._chosen_ms = -1e9
         self._busy_ms = 0.0
+        self._rows = self._adaptive = 0  # rows that sessions do not choose, and sessions that choose
         self._foreign = 0.0  # rows of other orchestrators, running mean
         self._told = 0  # sessions that the newest step answered
         self._wave = 1.0  # the same, running mean
@@ -79,22 +83,24 @@ class Machine:
         self.patient = True  # a round without a proposal waits for one
         self._loads: dict[int, _Load] = {}
         self._bin = 0
-        self._stale = True
+        self._stale = self._pure = True
 
     # --- who is there -------------------------------------------------------------------------------------------------
 
     def join(self, seat: Seat, now_ms: float) -> None:
         self.seats.add(seat)
-        self._moved(now_ms)
+        self._moved(now_ms, seat, 1)
 
     def leave(self, seat: Seat, now_ms: float) -> None:
         self.seats.discard(seat)
-        self._moved(now_ms)
+        self._moved(now_ms, seat, -1)
         if not self.choosing:
             self._load.probe = None
 
-    def _moved(self, now_ms: float) -> None:
+    def _moved(self, now_ms: float, seat: Seat, count: int) -> None:
         self._stale = True
+        self._rows += count * seat.rows
+        self._adaptive += count * seat.adaptive
         before, self._bin = self._bin, max(0, len(self.seats) - 1).bit_length()
         if before != self._bin:
             was, load = self._loads.get(before), self._load
@@ -137,7 +143,8 @@ class Machine:
         self._told = answers
         self._wave += 0.1 * (answers - self._wave)
         self._wait_ms, self._waited_ms = self._waited_ms, 0.0
-        if rows <= own_rows + 2 * self._foreign + 1:  # else it computed somebody's prompt
+        self._pure = rows <= own_rows + 2 * self._foreign + 1  # else it computed somebody's prompt
+        if self._pure:
             self.step_time.learn(rows, took_ms)
         self.rows, self.step_ms = rows, took_ms
         others = max(0, rows - own_rows)
@@ -157,7 +164,7 @@ class Machine:
     def learn_round(self, began_ms: float, spec: bool) -> None:
         """A round of one session ended with the step that was just heard of. `spec`: it was open to speculation."""
         load, choosing = self._load, self.choosing
-        if began_ms <= self.switched_ms or (choosing and spec != self.speculates):
+        if not self._pure or began_ms <= self.switched_ms or (choosing and spec != self.speculates):
             return
         own = self.heard_ms - began_ms - self._wait_ms - (self.step_time.at(self.rows) - self.step_time.at(self._base_rows))
         learn = load.regime.learn_spec if spec else load.regime.learn_plain
@@ -169,11 +176,11 @@ class Machine:
     @property
     def choosing(self) -> bool:
         """There is a session that leaves its block length to us."""
-        return any(seat.adaptive for seat in self.seats)
+        return self._adaptive > 0
 
     @property
     def _base_rows(self) -> float:
-        return sum(seat.rows for seat in self.seats) + self._foreign
+        return self._rows + self._foreign
 
     # --- what is decided ----------------------------------------------------------------------------------------------
 
@@ -181,7 +188,8 @@ class Machine:
         """Looks again at both ways, if something was learned and the last look is not of this very moment."""
         if not self.choosing:
             return
-        if self._stale and (now_ms - self._chosen_ms >= CHOOSE_EVERY_MS or len(self.seats) == 1):
+        every = CHOOSE_EVERY_MS if self.speculates else 5 * CHOOSE_EVERY_MS
+        if self._stale and (now_ms - self._chosen_ms >= every or len(self.seats) == 1):
             self._stale, self._chosen_ms = False, now_ms
             self._decide(now_ms)
 
@@ -189,7 +197,7 @@ class Machine:
         load = self._load
         if not load.regime.plain.seen and not load.regime.spec.seen:
             return
-        spec_rate, plain_rate = self._rates(load.regime)
+        spec_rate, plain_rate = self._rates(load)
         if load.probe is not None:
             over = load.probe.left <= 0 or self._busy_ms - load.probe.began_ms > MOST_PROBE_MS
             if over:
@@ -217,8 +225,9 @@ class Machine:
             load.interval_ms = min(LAST_INTERVAL_MS, max(1.5 * load.interval_ms, took * loss / PROBE_SHARE))
         load.due_ms = self._busy_ms + load.interval_ms
 
-    def _rates(self, regime: Regime) -> tuple[float, float]:
+    def _rates(self, load: _Load) -> tuple[float, float]:
         """Tokens per ms with and without speculation; sets what sessions go by."""
+        regime = load.regime
         base, n, curve = self._base_rows, len(self.seats), self.step_time
         plain_ms = regime.plain.value if regime.plain.seen else regime.spec.value
         spec_ms = regime.spec.value if regime.spec.seen else plain_ms
@@ -235,4 +244,21 @@ class Machine:
         usual = waits[best.depth] if self.patient else 0.0
         sunk = prefix(n, slots, [time + usual for time in times])
         self.row_threshold = min(best.threshold, sunk.threshold)
+        if load.speculates and load.probe is None and self._busy_ms >= load.curious_ms:
+            self._look_further(load, slots, spec_ms - curve.at(base), base, waits, best.rate)
         return best.rate, n / plain_ms if plain_ms else 0.0
+
+    def _look_further(self, load: _Load, slots: list[Slot], outside_ms: float, base: float, waits: list[float], rate: float) -> None:
+        """Where one depth for all would be best if its rows, which no step had yet, were as cheap as the nearest fewer ones, it is tried
+        for one round: else an edge of the staircase between what was seen stays unknown for ever. Once for each number of rows."""
+        for depth in range(1, len(waits)):
+            gains = [gain for gain, at in slots if at <= depth]
+            rows = round(base + len(gains))
+            if rows in load.tried or self.step_time.saw(rows):
+                continue
+            hoped = outside_ms + self.step_time.below(rows) + waits[depth]
+            if len(self.seats) + sum(gains) > hoped * rate * (1 + HYSTERESIS):
+                load.tried.add(rows)
+                load.curious_ms = self._busy_ms + CURIOUS_EVERY_MS
+                self.depth, self.threshold, self.row_threshold = depth, 0.0, 0.0
+                return

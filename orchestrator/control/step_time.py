@@ -33,6 +33,14 @@ class StepTime:
     def known(self) -> bool:
         return bool(self._mean)
 
+    def saw(self, rows: int) -> bool:
+        return _key(rows) in self._mean
+
+    def below(self, rows: int) -> float:
+        """Milliseconds of the most rows that were seen and are not more; a hope for what these take."""
+        fewer = [ms for key, ms in (self._curve if self._curve is not None else self._fit()) if key <= rows]
+        return fewer[-1] if fewer else self.at(rows)
+
     def at(self, rows: float) -> float:
         """Milliseconds; 0 when nothing is known."""
         curve = self._curve if self._curve is not None else self._fit()
