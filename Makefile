@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup env demo test test-all check format protos lock ci-tools gpu-check
+.PHONY: help setup env demo test test-all check format protos lock ci-tools gpu-check bench bench-peers
 
 # The first Python that is new enough; PYTHON=… overrides it.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -13,7 +13,8 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: env ## Python environment in .venv, models in models/; costs nothing when both are current
+setup: env ## Python environment in .venv, compiled kernels, models in models/; costs nothing when all are current
+	@$(BIN)/python tools/build_kernels.py
 	@$(BIN)/python tools/prepare_models.py
 
 env:
@@ -31,6 +32,12 @@ test-all: setup ## every test
 gpu-check: env ## the engine on this machine's GPU: is it right, and how far from the memory's speed
 	@$(BIN)/python -m specdec.bench.gpu_check
 	@$(BIN)/python -m tests.gpu_service
+
+bench: setup ## with and without speculation on this machine: ratios, times, texts; BENCH="--out FILE …" adds flags
+	@$(BIN)/specdec bench $(BENCH)
+
+bench-peers: setup ## ours and other engines in turn on the same two cores; writes docs/benchmarks.md; BENCH="--fresh …" adds flags
+	@$(BIN)/python tools/bench_peers.py $(BENCH)
 
 check: env ## all gates: format, lint, types, walls, protos
 	$(BIN)/ruff format --check .
@@ -53,8 +60,8 @@ lock: env ## adds what pyproject.toml asks for to .venv and writes down the resu
 	{ echo "# The exact set that is built and tested; 'make lock' writes it."; \
 	  $(BIN)/pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v '^pip=='; } > requirements.lock
 
-# What the tests need from Debian. The list is empty: every tool comes from the lock.
-DEBIAN_TOOLS :=
+# What the tests need from Debian: a C++ compiler, where there is none. Every other tool comes from the lock.
+DEBIAN_TOOLS := $(if $(shell command -v g++ || command -v c++ || command -v clang++),,g++)
 
 ci-tools: ## installs what the tests need from Debian
 	@$(if $(DEBIAN_TOOLS),apt-get update && apt-get install -y --no-install-recommends $(DEBIAN_TOOLS),echo "ci-tools: nothing is needed from Debian")

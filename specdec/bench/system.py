@@ -89,8 +89,8 @@ class Services:
         match = _first_ready_line(process)
         if match is None:
             process.kill()
-            process.wait()
-            raise Unavailable(f"the {role} did not start; the end of its log:\n{log.read_text(errors='replace')[-TAIL:]}")
+            told = f"the {role} did not start (exit code {process.wait()}); the end of its log:"
+            raise Unavailable(f"{told}\n{log.read_text(errors='replace')[-TAIL:]}")
         service = Service(role, process, f"{match[1]}:{match[2]}", f"{match[1]}:{match[3]}")
         self.running.append(service)
         return service
@@ -108,17 +108,21 @@ class Services:
         addresses = {"TARGETS": target or self.of("target").endpoint, "DRAFTS": ",".join(drafts)}
         return self.start("orchestrator", {"TOKENIZER": str(self.models.target.absolute()), **addresses, **settings})
 
+    def end(self, service: Service) -> None:
+        self.running.remove(service)
+        service.process.terminate()
+        try:
+            service.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            service.process.kill()
+            service.process.wait()
+        if service.process.stdout is not None:
+            service.process.stdout.close()
+
     def stop(self) -> None:
-        for service in reversed(self.running):
-            service.process.terminate()
-            try:
-                service.process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                service.process.kill()
-                service.process.wait()
-            if service.process.stdout is not None:
-                service.process.stdout.close()
-        self.running.clear()
+        """The front door first."""
+        for service in list(reversed(self.running)):
+            self.end(service)
 
 
 def default_pins() -> dict[str, str]:
