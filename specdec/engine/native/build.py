@@ -1,7 +1,8 @@
 """Compiles src/kernels.cpp once per kind of CPU. Standard library only, and no import of ours: `make setup` runs it without torch.
 
 The library lies beside this file, or in ~/.cache/specdec where that cannot be written. Its name carries a hash over the sources and the
-flags, so a library that is there is current; it is written under another name and renamed, so two who build at once do no harm.
+flags, so a library that is there is current; it is written under another name and renamed, so two who build at once do no harm. Behind its
+last byte comes a hash of the rest: loading a file that was cut short would end the process.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -28,6 +30,7 @@ _NEEDED = {
     "avx2": {"avx2", "fma"},
 }
 LONGEST_S = 300
+SEAL_BYTES = 16
 log = logging.getLogger(__name__)
 
 
@@ -67,7 +70,19 @@ def library_name(kind: str) -> str:
 
 
 def find(kind: str, folders: Sequence[Path]) -> Path | None:
-    return next((folder / library_name(kind) for folder in folders if (folder / library_name(kind)).is_file()), None)
+    return next((folder / library_name(kind) for folder in folders if is_whole(folder / library_name(kind))), None)
+
+
+def is_whole(library: Path) -> bool:
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return content[-SEAL_BYTES:] == _seal(content[:-SEAL_BYTES])
+
+
+def _seal(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=SEAL_BYTES).digest()
 
 
 def build(kind: str, folders: Sequence[Path], compiler: str | None = None) -> Path:
@@ -86,6 +101,8 @@ def build(kind: str, folders: Sequence[Path], compiler: str | None = None) -> Pa
         os.close(handle)
         try:
             _compile(chosen, kind, scratch)
+            content = Path(scratch).read_bytes()
+            Path(scratch).write_bytes(content + _seal(content))
             os.chmod(scratch, 0o644)
             os.replace(scratch, folder / library_name(kind))
         finally:
@@ -96,7 +113,7 @@ def build(kind: str, folders: Sequence[Path], compiler: str | None = None) -> Pa
 
 def _compile(compiler: str, kind: str, out: str) -> None:
     source = f'-DSPECDEC_SOURCE="{source_hash()}"'
-    command = [compiler, *FLAGS, *VARIANTS[kind], source, str(SOURCES / "kernels.cpp"), "-o", out]
+    command = [*shlex.split(compiler), *FLAGS, *VARIANTS[kind], source, str(SOURCES / "kernels.cpp"), "-o", out]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as error:

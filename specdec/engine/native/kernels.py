@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from specdec.engine.native import build
@@ -68,6 +70,10 @@ class Kernels:
             library.specdec_close.argtypes = [pointer]
             library.specdec_close.restype = None
             library.specdec_run.argtypes = [pointer, pointer, pointer, number]
+            library.specdec_product.argtypes = [ctypes.POINTER(LinearStruct), pointer, number, pointer]
+            library.specdec_product.restype = None
+            library.specdec_attend.argtypes = [pointer, number, number, number, pointer, pointer]
+            library.specdec_attend.restype = None
         except AttributeError as error:
             raise OSError(f"{path} is another library: {error}") from error
 
@@ -92,16 +98,25 @@ class Kernels:
         if self._library.specdec_run(handle, numbers, logits, columns):
             raise MemoryError("no memory for a step of the model")
 
+    def product(self, linear: LinearStruct, rows: Tensor) -> Tensor:
+        """rows [n, in] float32, contiguous → [n, out]"""
+        out = torch.empty(len(rows), -(-linear.out // 64) * 64)
+        self._library.specdec_product(ctypes.byref(linear), rows.data_ptr(), len(rows), out.data_ptr())
+        return out[:, : linear.out]
+
+    def attend(self, segment: Sequence[int], kv_heads: int, queries: Tensor) -> Tensor:
+        """`segment`: seven numbers, as Descriptors has them. queries [rows, heads, dim] float32, contiguous → the same shape."""
+        out, numbers = torch.empty_like(queries), torch.tensor(segment)
+        heads, dim = queries.shape[1:]
+        self._library.specdec_attend(numbers.data_ptr(), heads, kv_heads, dim, queries.data_ptr(), out.data_ptr())
+        return out
+
 
 @functools.cache
 def load_kernels() -> Kernels | None:
     """This CPU's, once per process; None, and one line in the log, where they cannot be had."""
     try:
-        path = build.library()
-        try:
-            return Kernels(path)
-        except OSError:  # cut short, say: once more, from the source
-            return Kernels(build.build(build.variant(), build.places()))
+        return Kernels(build.library())
     except (build.BuildFailed, OSError) as error:
         log.warning("int8 is computed by torch, which takes about twice as long, for want of compiled kernels: %s", error)
         return None

@@ -11,13 +11,14 @@ from tests.unit.engine.play import feed, text, whole
 
 BROKEN = 127  # the id whose embedding is not finite
 TEXT = [token % BROKEN for token in text(40)]
-CASES = [("int8", "lean"), ("float64", "lean"), ("float32", "lean"), ("int8", "generic"), ("float64", "generic")]
+CASES = [("int8", "lean"), ("int8 torch", "lean"), ("float64", "lean"), ("float32", "lean"), ("int8", "generic"), ("float64", "generic")]
 
 
 def build(dtype: str, path: str, value: float, make=tiny_llama) -> Engine:
     module = make(8, tie_word_embeddings=False)
     module.get_input_embeddings().weight[BROKEN, 3] = value
-    return load_engine_from_module(module, EngineConfig(dtype=dtype, path=path, kv_tokens=1024, self_test=False))
+    dtype, _, torchs = dtype.partition(" ")
+    return load_engine_from_module(module, EngineConfig(dtype=dtype, path=path, native=not torchs, kv_tokens=1024, self_test=False))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -73,7 +74,7 @@ def test_a_row_of_zeros_is_not_divided_by_nothing():
 
 
 def test_the_guard_comes_down_again():
-    engine = build("int8", "lean", float("nan"))
+    engine = build("int8 torch", "lean", float("nan"))
     slot = engine.kv.open()
     assert not feed(engine, slot, [1, BROKEN])[1].isfinite().any()
     engine.kv.truncate(slot, 1)

@@ -1,6 +1,9 @@
 // Causal attention that walks each row's keys in order: scores by fixed trees, weights by lanes of the key's position, values one after the
 // other. Rows and heads that share keys are computed side by side; no sum sees which, or how many, they are.
 #pragma once
+#include <algorithm>
+#include <vector>
+
 #include "rows.h"
 
 namespace {
@@ -156,6 +159,49 @@ inline void attend(const float* const* queries, const Head& keys, const Head& va
     score<Q>(queries, keys, counts[Q - 1], scores);
     for (int q = 0; q < Q; q++) totals[q] = weigh(scores[q], counts[q], scale);
     mix_all<Q>(scores, values, counts, totals, out);
+}
+
+// Up to QUERIES queries of one K/V head of one segment: query i of the head is row i / fold, head kv_head * fold + i % fold.
+struct Tile {
+    int32_t segment, kv_head, first, count;
+};
+
+inline void cut_into_tiles(const Segment& s, int32_t index, int64_t kv_heads, int64_t fold, std::vector<Tile>& tiles) {
+    const auto queries = static_cast<int32_t>(s.rows * fold);
+    for (int32_t h = 0; h < kv_heads; h++)
+        for (int32_t q = 0; q < queries; q += QUERIES) tiles.push_back({index, h, q, std::min<int32_t>(QUERIES, queries - q)});
+}
+
+struct Shape {
+    int64_t heads, kv_heads, dim;
+};
+
+// `queries` and `out`: the segment's first row, rows `query_stride` and `out_stride` apart, heads side by side. `room` has QUERIES rows of
+// `room_stride`, at least the segment's tokens and a lane group more.
+inline void attend_tile(const Segment& s, const Tile& tile, int64_t layer, const Shape& shape, const float* queries, int64_t query_stride,
+                        float* out, int64_t out_stride, float* room, int64_t room_stride) {
+    const int64_t fold = shape.heads / shape.kv_heads, dim = shape.dim;
+    const Head keys = head_of(s, layer, 2 * shape.kv_heads, tile.kv_head, dim);
+    const Head values = head_of(s, layer, 2 * shape.kv_heads, shape.kv_heads + tile.kv_head, dim);
+    const float* from[QUERIES];
+    float *scores[QUERIES], *to[QUERIES];
+    int64_t counts[QUERIES];
+    for (int32_t i = 0; i < tile.count; i++) {
+        const int64_t row = (tile.first + i) / fold, head = tile.kv_head * fold + (tile.first + i) % fold;
+        from[i] = queries + row * query_stride + head * dim;
+        to[i] = out + row * out_stride + head * dim;
+        scores[i] = room + i * room_stride;
+        counts[i] = s.start + row + 1;
+    }
+    const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    switch (tile.count) {
+        case 1: return attend<1>(from, keys, values, counts, scale, scores, to);
+#if defined(__AVX512F__)
+        case 2: return attend<2>(from, keys, values, counts, scale, scores, to);
+        case 3: return attend<3>(from, keys, values, counts, scale, scores, to);
+        default: return attend<4>(from, keys, values, counts, scale, scores, to);
+#endif
+    }
 }
 
 }  // namespace

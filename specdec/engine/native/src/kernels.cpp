@@ -68,10 +68,6 @@ struct Batch {
     int64_t columns;
 };
 
-struct Tile {  // up to QUERIES queries of one K/V head of one segment
-    int32_t segment, kv_head, first, count;
-};
-
 class Engine {
    public:
     explicit Engine(const Model& model)
@@ -102,7 +98,6 @@ class Engine {
     void place(const Batch& b) {
         tiles_.clear();
         first_row_.clear();
-        const int64_t fold = m_.heads / m_.kv_heads;
         int64_t row = 0;
         for (int32_t s = 0; s < b.segment_count; s++) {
             first_row_.push_back(row);
@@ -111,10 +106,7 @@ class Engine {
                 position_[row] = b.segments[s].start + r;
                 broken_[row] = 0;
             }
-            const auto queries = static_cast<int32_t>(b.segments[s].rows * fold);
-            for (int32_t h = 0; h < m_.kv_heads; h++)
-                for (int32_t q = 0; q < queries; q += QUERIES)
-                    tiles_.push_back({s, h, q, std::min<int32_t>(QUERIES, queries - q)});
+            cut_into_tiles(b.segments[s], s, m_.kv_heads, m_.heads / m_.kv_heads, tiles_);
         }
     }
 
@@ -195,30 +187,10 @@ class Engine {
     }
 
     void attention(const Batch& b, const Tile& tile, int64_t l, int me) {
-        const Segment& s = b.segments[tile.segment];
-        const int64_t fold = m_.heads / m_.kv_heads, dim = m_.dim;
-        const Head keys = head_of(s, l, 2 * m_.kv_heads, tile.kv_head, dim);
-        const Head values = head_of(s, l, 2 * m_.kv_heads, m_.kv_heads + tile.kv_head, dim);
-        const float* queries[QUERIES];
-        float *scores[QUERIES], *out[QUERIES];
-        int64_t counts[QUERIES];
-        for (int32_t i = 0; i < tile.count; i++) {
-            const int64_t r = (tile.first + i) / fold, head = tile.kv_head * fold + (tile.first + i) % fold;
-            const int64_t row = first_row_[tile.segment] + r;
-            queries[i] = qkv_.row(row) + head * dim;
-            out[i] = mixed_.row(row) + head * dim;
-            scores[i] = scores_.row(me * QUERIES + i);
-            counts[i] = s.start + r + 1;
-        }
-        const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-        switch (tile.count) {
-            case 1: return attend<1>(queries, keys, values, counts, scale, scores, out);
-#if defined(__AVX512F__)
-            case 2: return attend<2>(queries, keys, values, counts, scale, scores, out);
-            case 3: return attend<3>(queries, keys, values, counts, scale, scores, out);
-            default: return attend<4>(queries, keys, values, counts, scale, scores, out);
-#endif
-        }
+        const int64_t row = first_row_[tile.segment];
+        const Shape shape{m_.heads, m_.kv_heads, m_.dim};
+        attend_tile(b.segments[tile.segment], tile, l, shape, qkv_.row(row), qkv_.stride, mixed_.row(row), mixed_.stride,
+                    scores_.row(me * QUERIES), scores_.stride);
     }
 
     void score_rows(const Batch& b, int me) {
@@ -286,4 +258,25 @@ EXPORT int specdec_run(void* engine, const int64_t* numbers, float* logits, int6
     } catch (...) {
         return 1;
     }
+}
+
+// Two parts of a step on their own, on one thread. rows [count][in] → out [count][linear.out padded to 64].
+EXPORT void specdec_product(const Linear* linear, const float* rows, int64_t count, float* out) {
+    Bytes bytes(count, linear->in);
+    const Quantised quantised = bytes.view();
+    for (int64_t r = 0; r < count; r++) quantise(rows + r * linear->in, linear->in, quantised, r);
+    multiply(*linear, quantised, count, 0, linear->panels(), [&](int64_t r, int64_t column, const Sums& sums) {
+        float* to = out + r * padded(linear->out) + column;
+        for (int j = 0; j < 4; j++) store(to + j * LANES, number(*linear, sums, j, column, quantised.scale[r]));
+    });
+}
+
+// Layer 0 of one segment: queries [rows][heads][dim] → out, the same shape.
+EXPORT void specdec_attend(const Segment* segment, int64_t heads, int64_t kv_heads, int64_t dim, const float* queries, float* out) {
+    const Shape shape{heads, kv_heads, dim};
+    std::vector<Tile> tiles;
+    cut_into_tiles(*segment, 0, kv_heads, heads / kv_heads, tiles);
+    const Floats room(QUERIES, segment->start + segment->rows + LANES);
+    for (const Tile& tile : tiles)
+        attend_tile(*segment, tile, 0, shape, queries, heads * dim, out, heads * dim, room.start, room.stride);
 }
