@@ -257,7 +257,7 @@ class Verifier:
         for parked in self._room.extend(session):
             if parked.pending is not None:
                 self._answers.tell(parked, parked.pending.round, NoRoom(self.limits.retry_after_ms))
-                parked.pending, parked.credit = None, 0
+                parked.pending = None
             self.wave.gone(parked.key)
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now_ms: float) -> None:

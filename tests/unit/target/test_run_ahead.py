@@ -170,8 +170,8 @@ def test_a_step_waits_behind_a_round_that_runs() -> None:
     bench.turn()
     plan = running(bench)
     bench.send(stream, next_step(after(1), REF[1:4], round_=2))
-    bench.send(stream, next_step(after(1), [9, 9, 9, 9, 9], round_=2))
     bench.send(stream, next_step(after(1), REF[1:6], round_=2))
+    bench.send(stream, next_step(after(1), [9, 9, 9, 9, 9, 9], round_=2))
     bench.finish(plan)
     assert told([(stream, a) for a in bench.heard()]) == [(1, 6, (REF[1],))]
     assert only(bench.turn()) == Result(7, 11, 4, 4, tuple(REF[2:7])), "the one that carried the first on"
@@ -200,6 +200,17 @@ def test_a_step_that_waits_expires_and_can_come_again() -> None:
     assert bench.plan() is None, "what the older Step allowed ended with the newer one"
     bench.send(stream, next_step(after(1), round_=2))
     assert told(bench.settle()) == [(2, 7, (REF[2],))]
+
+
+def test_a_step_that_waits_lives_as_long_as_it_was_last_asked_for() -> None:
+    bench = Bench()
+    stream = begun(bench, 5)
+    bench.turn()
+    plan = running(bench)
+    bench.send(stream, next_step(after(1), round_=2, remaining_ms=5))
+    bench.send(stream, next_step(after(1), round_=2))
+    bench.finish(plan)
+    assert told([(stream, a) for a in bench.heard()] + bench.settle()) == [(1, 6, (REF[1],)), (2, 7, (REF[2],))]
 
 
 def test_a_step_that_waited_too_long_expires_at_the_boundary() -> None:
@@ -258,6 +269,9 @@ def test_a_step_behind_the_end_is_told_the_end_again() -> None:
         bench.settle()
         assert only(bench.send(stream, next_step(after(1), [9, 9], round_=2))) == Result(8, 7, 0, 0, (), finish=finish, stop_token_id=stop)
         assert bench.plan() is None
+    edited = [*after(3), (REF[3] + 1) % VOCAB]
+    bench.send(stream, next_step(edited, round_=3, base=7))
+    assert only(bench.turn()).tokens == tuple(reference(SCRIPT, edited, 1)), "an edit goes on behind it"
 
 
 def test_under_standard_the_distributions_are_dropped_with_their_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +302,8 @@ def test_close_lets_the_running_round_finish_and_drops_what_waits_behind_it() ->
     plan = running(bench)
     bench.send(stream, next_step(after(1), REF[1:4], round_=2))
     assert bench.send(stream, Close("s", 1), Close("s", 1)) == []
+    bench.now += 100_000
+    bench.verifier.tick(bench.now)
     bench.finish(plan)
     result, closed = bench.heard()
     assert isinstance(result.outcome, Result) and (result.round, result.outcome.tokens) == (1, (REF[1],)) and closed.outcome == Closed()
