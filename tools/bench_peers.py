@@ -1,9 +1,9 @@
 """`make bench-peers`: this system and its peers on the same two cores, with the same prompts and weights, one after the other.
 
 Every peer has an environment of its own under .peers/; what cannot be installed is left out with a note. A round runs every contender once,
-every second round in the opposite order; as many rounds as fit into --minutes, the first one always. Every finished run is kept, so an
-interrupted measurement goes on where it was; --fresh begins anew, and so does the next one after a complete one. Then docs/benchmarks.md
-is written. Standard error of the runs goes to .peers/bench.log.
+every second round in the opposite order. There are as many rounds as fit into --minutes, the first one always; installs and first
+compilations come before them. Every finished run is kept, so an interrupted measurement goes on where it was; --fresh begins anew, and so
+does the next one after a complete one. Then docs/benchmarks.md is written. Standard error of the runs goes to .peers/bench.log.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 from peer_catalogue import (
     CONTENDERS,
+    CORES,
     DRAFT,
     DRAFT_GGUF,
     ENVIRONMENTS,
@@ -47,7 +48,7 @@ RESULTS = PEERS / "results"
 SETTINGS, COMPLETE = RESULTS / "settings.json", RESULTS / "complete"
 STAMP = ".installed"
 RUN_S = 420  # the longest that one run may take
-CORES = 2
+COMPILE_S, COMPILE_TOKENS = 1500, 4
 TAIL = 300
 
 
@@ -61,9 +62,12 @@ def main() -> int:
         reasons = {c.key: reason for c in chosen if (reason := _prepared(c.environment, log))}
         write_prompts()
         _resume_or_begin(settings, options.fresh)
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # what runs from here on inherits it
-        measure([c for c in chosen if c.key not in reasons], options, log)
+        if CORES:
+            os.sched_setaffinity(0, CORES)  # what runs from here on inherits it
+        chosen = [c for c in chosen if c.key not in reasons]
+        for c in chosen:
+            compile_once(c, options, log)
+        measure(chosen, options, log)
     COMPLETE.touch()
     runs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("round-*.json"))]
     runs += [{"key": key, "round": 0, "failed": reason} for key, reason in reasons.items()]
@@ -143,6 +147,18 @@ def write_prompts() -> None:
     PROMPTS.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
+def compile_once(contender: Contender, options: argparse.Namespace, log: TextIO) -> None:
+    """Fills the cache of one that compiles at its first start, as an install would. A failure shows again in the round."""
+    stamp = PEERS / "cache" / f"{contender.key}-{_digest()}"
+    if not contender.compiles or stamp.is_file():
+        return
+    print(f"first start of {contender.key}, which compiles", flush=True)
+    # The same number of streams: the shapes that are compiled depend on it.
+    stamp.parent.mkdir(exist_ok=True)
+    if "cells" in _report_of(command(contender, COMPILE_TOKENS, options.streams), log, COMPILE_S):
+        stamp.touch()
+
+
 # ---------------------------------------------------------------- rounds
 
 
@@ -188,7 +204,7 @@ def one_run(contender: Contender, number: int, options: argparse.Namespace, log:
     began = time.monotonic()
     words = command(contender, options.max_tokens, options.streams)
     print(f"\n==== round {number + 1}, {contender.key}: {' '.join(words)}", file=log, flush=True)
-    result = {"key": contender.key, "round": number, **_report_of(words, log), "took_s": round(time.monotonic() - began, 1)}
+    result = {"key": contender.key, "round": number, **_report_of(words, log, RUN_S), "took_s": round(time.monotonic() - began, 1)}
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps(result))
     unfinished.rename(path)
@@ -196,15 +212,15 @@ def one_run(contender: Contender, number: int, options: argparse.Namespace, log:
     return result
 
 
-def _report_of(words: Sequence[str], log: TextIO) -> dict[str, Any]:
+def _report_of(words: Sequence[str], log: TextIO, limit_s: float) -> dict[str, Any]:
     """The last line of its standard output, or why there is none. It runs in a group of its own, which is ended with it."""
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
-    try:
-        output, _ = process.communicate(timeout=RUN_S)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"it was not done after {RUN_S} s"}
-    finally:
-        _end_group(process)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"it was not done after {limit_s:g} s"}
+        finally:
+            _end_group(process)
     lines = output.strip().splitlines()
     log.write("\n".join(lines[:-1]) + "\n")
     try:

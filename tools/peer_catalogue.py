@@ -1,7 +1,8 @@
-"""Who is measured by `make bench-peers`, in which environment, with which command. Pure."""
+"""Who is measured by `make bench-peers`, in which environment, with which command."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ TARGET, DRAFT = Path("models/smollm2-135m"), Path("models/smollm2-draft")
 TARGET_GGUF, DRAFT_GGUF = FILES / "target-q4_1.gguf", FILES / "draft-q8_0.gguf"
 PROMPTS = FILES / "prompts.jsonl"
 OURS = "specdec"
+CORES = sorted(os.sched_getaffinity(0))[:2] if hasattr(os, "sched_getaffinity") else []  # that everyone runs on; empty = any
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Contender:
-    """`plain` = the key of the same engine without speculation; empty for those that are it."""
+    """`plain` = the key of the same engine without speculation; empty for those that are it. `variables` = NAME=VALUE, set for its run."""
 
     key: str
     title: str
@@ -43,7 +45,7 @@ class Contender:
     flags: tuple[str, ...] = ()
     plain: str = ""
     variables: tuple[str, ...] = ()
-    note: str = ""
+    compiles: bool = False  # its first start compiles for minutes, into a cache that later ones use
 
 
 ENVIRONMENTS = {
@@ -59,29 +61,32 @@ ENVIRONMENTS = {
 
 _QUIET = ("HF_HUB_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error", "TQDM_DISABLE=1", "OMP_NUM_THREADS=2")
 _VLLM = (
-    *_QUIET, "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=0-1", "VLLM_LOGGING_LEVEL=WARNING", "VLLM_NO_USAGE_STATS=1",
+    *_QUIET,
+    "VLLM_CPU_KVCACHE_SPACE=1",
+    f"VLLM_CPU_OMP_THREADS_BIND={','.join(map(str, CORES or (0, 1)))}",
+    "VLLM_LOGGING_LEVEL=WARNING",
+    "VLLM_NO_USAGE_STATS=1",
     f"VLLM_CACHE_ROOT={PEERS}/cache/vllm",
-)  # fmt: skip
+)
 _MODEL, _WITH_DRAFT = ("--model", str(TARGET)), ("--draft", str(DRAFT))
 _INT8 = "int8 weights and rows, draft int8"
 
 
-def _ours(way: str, title: str, note: str = "") -> Contender:
+def _ours(way: str, title: str) -> Contender:
     alone = way == "alone"
     flags = (*_MODEL, *(() if alone else _WITH_DRAFT), "--way", way)
     plain = "ours-none" if way in ("fixed", "auto") else ""
-    return Contender(f"ours-{way}", title, OURS, "with_specdec.py", _INT8, flags, plain, note=note)
+    return Contender(f"ours-{way}", title, OURS, "with_specdec.py", _INT8, flags, plain)
 
 
 def _transformers(key: str, title: str, dtype: str, more: tuple[str, ...] = (), plain: str = "") -> Contender:
-    note = "takes one stream only" if plain else ""
     flags = (*_MODEL, "--dtype", dtype, *more)
-    return Contender(f"transformers-{key}", title, "transformers", "with_transformers.py", dtype, flags, plain, _QUIET, note)
+    return Contender(f"transformers-{key}", title, "transformers", "with_transformers.py", dtype, flags, plain, _QUIET)
 
 
 def _vllm(key: str, title: str, more: tuple[str, ...] = ()) -> Contender:
     plain = "vllm" if key else ""
-    return Contender(f"vllm{key}", title, "vllm", "with_vllm.py", "bfloat16", (*_MODEL, *more), plain, _VLLM)
+    return Contender(f"vllm{key}", title, "vllm", "with_vllm.py", "bfloat16", (*_MODEL, *more), plain, _VLLM, compiles=True)
 
 
 def _llama(key: str, title: str, more: tuple[str, ...] = ()) -> Contender:
@@ -94,7 +99,7 @@ CONTENDERS = (
     _ours("none", "specdec, no speculation"),
     _ours("fixed", "specdec, fixed block"),
     _ours("auto", "specdec, adaptive"),
-    _ours("alone", "specdec, no draft, both cores for the target", "nothing is spent on speculation"),
+    _ours("alone", "specdec, no draft, both cores for the target"),
     _transformers("fp32", "transformers generate()", "float32"),
     _transformers("bf16", "transformers generate()", "bfloat16"),
     _transformers("bf16-draft", "transformers assisted, this draft", "bfloat16", _WITH_DRAFT, "transformers-bf16"),
