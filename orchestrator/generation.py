@@ -1,33 +1,21 @@
 """One generation as a state machine: event in, commands out. No await, no clock, no socket, no torch.
 
+States are in states.py.
+
 Theory. The committed tokens are the only truth, and only a target's result extends them. Everything else may be lost, late,
 repeated or wrong without changing them: a proposal is used where its named prefix fits and nowhere else; an answer counts only for
 the epoch and round that are open; a target that vanishes is replaced under a higher epoch, from the committed tokens and the seed.
 
-States
-    WAITING     answer 0 of the same request computes the prompt; PrefixReady comes when it has, and at the latest when it is over
-    PLACING     no target holds the session; the last PlaceTarget is unanswered, or RETRY will send it
-    CHOOSING    a block was wanted and no source has one (sources.py): waiting, at most one grace, for the draft
-    VERIFYING   one Step is outstanding (at most one ever is)
-    GOING       no Step is: the target goes on by itself (going.py), and a Step follows when it falls silent
-    BACKING_OFF the target had no room; the same Step goes out again when RETRY fires
-    HELD        the client reads too slowly; the next round starts when it has caught up
-    DONE        Finish, Fail or a cancel was told; every further event is ignored
-
 Rules
 1. A round opens when its Step is built and closes with its result. Repeating a Step (prefix_needed, no_room, expired) keeps the round.
    What the target decides on its own behind it is told under its number, also while the next Step is on its way.
-2. `begin` travels until the epoch's first result: whoever holds a result of this epoch knows the session.
-3. Draft and target are placed independently: losing one never re-opens the other.
-4. Placements that decide nothing are few and ever further apart (patience.py). A result forgives all earlier ones, so a long answer
+2. Draft and target are placed independently: losing one never re-opens the other.
+3. Placements that decide nothing are few and ever further apart (patience.py). A result forgives all earlier ones, so a long answer
    may move as often as it has to.
-5. The draft hears of every commit, then of the block that follows it; the client's copy goes out behind both.
-6. Log-probabilities of the prompt are asked for until a result has brought them, and never again: they are told once.
+4. The draft hears of every commit, then of the block that follows it; the client's copy goes out behind both.
 """
 
 from __future__ import annotations
-
-import enum
 
 from orchestrator import events as ev
 from orchestrator.checks import check_result
@@ -37,6 +25,7 @@ from orchestrator.lookahead import EMPTY, Block, agreement
 from orchestrator.pace import Pace
 from orchestrator.patience import Patience
 from orchestrator.sources import Sources
+from orchestrator.states import State
 from orchestrator.tally import SOURCES, Tally, origins
 from orchestrator.targeting import TargetSide
 from specdec import terms
@@ -47,17 +36,6 @@ MAX_RETRY_MS = 10_000  # longest a target's word keeps a session from asking aga
 MAX_EXPIRED = 3  # times one round may expire in the target's queue
 OVERDUE_MARGIN_MS = 500.0  # what an answer may take past the deadline it was given
 SILENT_MS = 2000.0  # a target that should go on by itself is asked again after this
-
-
-class State(enum.Enum):
-    WAITING = "waiting"
-    PLACING = "placing"
-    CHOOSING = "choosing"
-    VERIFYING = "verifying"
-    GOING = "going"
-    BACKING_OFF = "backing_off"
-    HELD = "held"
-    DONE = "done"
 
 
 class Generation:
@@ -92,7 +70,7 @@ class Generation:
     def begin(self) -> list[Command]:
         """The first commands. Called once."""
         if self.state is State.PLACING:
-            self._start("")
+            self._start()
         return self._take()
 
     def handle(self, event: ev.Event) -> list[Command]:
@@ -151,7 +129,7 @@ class Generation:
                 self.at.stands_alone()
             self._start(target)
 
-    def _start(self, prefer: str) -> None:
+    def _start(self, prefer: str = "") -> None:
         self._place_target("", prefer)
         self._tell(*self.drafting.want())
 

@@ -13,9 +13,10 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.admission import Admission
 from orchestrator.driver import Driver
-from orchestrator.generation import Generation, State
+from orchestrator.generation import Generation
 from orchestrator.handle import MAX_UNDELIVERED, Handle, Undelivered
 from orchestrator.observe import Observer
+from orchestrator.states import State
 from orchestrator.tally import Tally
 from specdec import terms
 from specdec.errors import AlreadyExists, InternalFault, Mismatch, Overloaded, SpecdecError, Unavailable

@@ -10,9 +10,9 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.admission import Admission
 from orchestrator.driver import Driver
-from orchestrator.generation import State
 from orchestrator.handle import MAX_UNDELIVERED
 from orchestrator.output import Ended
+from orchestrator.states import State
 from specdec import terms
 from specdec.errors import AlreadyExists, InternalFault, Overloaded, Unavailable
 from specdec.seeds import answer_seed
