@@ -51,6 +51,7 @@ class _Live:
     numerics: str = ""  # of its first target
     timers: dict[ev.Timer, asyncio.TimerHandle] = field(default_factory=dict)
     step_sent: float = 0.0
+    answered: float = 0.0  # when the last answer came; 0 once a Step has followed it
 
 
 class Driver:
@@ -232,8 +233,12 @@ class Driver:
                 case ev.ToTarget(name, terms.Close() as item) if forked:  # behind their first Steps, which leave in this turn
                     asyncio.get_running_loop().call_soon(self._pools["target"][name].send, item)
                 case ev.ToTarget(name, item):
-                    live.step_sent = time.perf_counter()
                     self._pools["target"][name].send(item)
+                    if isinstance(item, terms.Step):
+                        live.step_sent = time.perf_counter()
+                        if live.answered:
+                            self._observe(self.observer.waited, live.step_sent - live.answered)
+                        live.answered = 0.0
                 case ev.ToDraft(name, item):
                     self._pools["draft"][name].send(item)
                 case ev.Deliver():
@@ -350,7 +355,8 @@ class Driver:
                 continue
             if peer.dialect is TARGET:
                 if live.generation.target == peer.name:
-                    self._observe(self.observer.answered, item, time.perf_counter() - live.step_sent, heard)
+                    live.answered = time.perf_counter()
+                    self._observe(self.observer.answered, item, live.answered - live.step_sent, heard)
                     self.feed(item.session_id, ev.Answered(self._believed(item)))
             elif live.generation.drafting.name == peer.name:
                 if not isinstance(item, terms.Proposal) or is_sound(item, self._vocab_size):

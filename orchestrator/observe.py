@@ -58,6 +58,10 @@ class Observer:
             self._duration.record(engine_s, phase="engine")
             self._duration.record(max(0.0, took_s - queue_s - engine_s), phase="wire")
 
+    def waited(self, seconds: float) -> None:
+        """Between an answer and the next Step: the turn here, and what a miss waits for the draft."""
+        self._duration.record(seconds, phase="wait")
+
     def count(self, what: str, amount: int) -> None:
         if what == "stale":
             self._stale.add(1)

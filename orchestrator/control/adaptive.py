@@ -89,10 +89,11 @@ class AdaptivePace(Seat):
         if self._awoken and not self._warm:
             return 0.0
         machine = self.machine
-        if machine is None or machine.regime.answer.seen < 4 or not machine.regime.spec.seen:
+        patience_ms = None if machine is None else machine.regime.patience_ms(self.wanted)
+        if machine is None or patience_ms is None:
             return self._max_grace_ms
         free = machine.boundary_ms(self._clock.now_ms)
-        return min(self._max_grace_ms, free + machine.regime.patience_ms(self.wanted) if machine.patient else free)
+        return min(self._max_grace_ms, free + (patience_ms if machine.patient else 0.0))
 
     # --- told ---------------------------------------------------------------------------------------------------------
 
@@ -151,6 +152,7 @@ class AdaptivePace(Seat):
         if not self.drafts:
             self.speculates = self.drafts = self._awoken = True
             self._warm = False
+            self._draft.doubt()
 
     def _sleep(self) -> None:
         self.speculates = self.drafts = False

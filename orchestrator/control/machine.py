@@ -47,6 +47,8 @@ class Seat(Protocol):
 
 
 class _Probe:
+    """`left` = rounds that are still to be timed. It goes on where it was when the load comes back."""
+
     def __init__(self, began_ms: float, sessions: int) -> None:
         self.began_ms, self.left = began_ms, PROBE_ROUNDS * sessions
 
@@ -94,20 +96,15 @@ class Machine:
     def leave(self, seat: Seat, now_ms: float) -> None:
         self.seats.discard(seat)
         self._moved(now_ms, seat, -1)
-        if not self.choosing:
-            self._load.probe = None
 
     def _moved(self, now_ms: float, seat: Seat, count: int) -> None:
         self._stale = True
         self._rows += count * seat.rows
         self._adaptive += count * seat.adaptive
-        before, self._bin = self._bin, max(0, len(self.seats) - 1).bit_length()
-        if before != self._bin:
-            was, load = self._loads.get(before), self._load
-            if was is not None:
-                was.probe = None
-                if was.speculates != load.speculates:
-                    self.switched_ms = now_ms
+        before = self.speculates
+        self._bin = max(0, len(self.seats) - 1).bit_length()
+        if self.speculates != before:
+            self.switched_ms = now_ms
 
     @property
     def _load(self) -> _Load:

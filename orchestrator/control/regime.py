@@ -14,8 +14,9 @@ import math
 
 MEMORY_ROUNDS = 24  # rounds of every session that a mean remembers
 OUTLIER = 2.0  # of the mean: what is above counts as this
-PATIENCE, SPREADS = 1.3, 3.0  # how many times the usual answer, and its spread, a wait may take
-ANSWER_BESIDE = 0.7  # what an answer of the draft takes beside its tokens, in tokens
+PATIENCE, SPREADS = 1.5, 3.0  # how many times the usual answer, and its spread, a wait may take
+FEW_ANSWERS = 4
+ANSWER_BESIDE = 1.0  # what an answer of the draft takes beside its tokens, in tokens
 
 
 class Mean:
@@ -33,14 +34,25 @@ class Mean:
         self.value += (bounded - self.value) / self.seen
 
 
+class Answer:
+    """ms from a commit to the draft's first word, where it had nothing; for one number of tokens wanted."""
+
+    def __init__(self) -> None:
+        self.mean, self.spread = Mean(), Mean()
+
+    def learn(self, after_ms: float, memory: float) -> None:
+        if self.mean.seen:
+            self.spread.learn(abs(after_ms - self.mean.value), memory)
+        self.mean.learn(after_ms, memory)
+
+
 class Regime:
     """At one load: a range of numbers of sessions."""
 
     def __init__(self) -> None:
         self.plain, self.spec = Mean(), Mean()  # ms of a round without its rows' share, and without the wait
         self.ready = Mean(math.inf)  # share of the commits at which the draft had something
-        self.answer = Mean()  # ms from a commit to the draft's first word, where it had nothing; for one token and what comes beside
-        self.spread = Mean()  # how far off that is
+        self._answers: dict[int, Answer] = {}  # by tokens wanted
 
     def learn_plain(self, turn_ms: float, sessions: int) -> None:
         if not self.plain.seen:  # what rows cost was not known: none of these steps had as few
@@ -55,15 +67,22 @@ class Regime:
         memory = MEMORY_ROUNDS * sessions
         self.ready.learn(float(after_ms is None), memory)
         if after_ms is not None:
-            each = after_ms / (wanted + ANSWER_BESIDE)
-            if self.answer.seen:
-                self.spread.learn(abs(each - self.answer.value), memory)
-            self.answer.learn(each, memory)
+            self._answers.setdefault(wanted, Answer()).learn(after_ms, memory)
 
     def answer_ms(self, wanted: int) -> float:
-        """How long the draft takes for so many tokens when it has nothing ready."""
-        return self.answer.value * (wanted + ANSWER_BESIDE)
+        """How long the draft takes for so many tokens when it has nothing ready; 0 when nothing is known."""
+        answer, share = self._answer(wanted)
+        return answer.mean.value * share if answer is not None else 0.0
 
-    def patience_ms(self, wanted: int) -> float:
-        """Longest wait that an answer on its way is worth: one that takes longer is not on its way."""
-        return (PATIENCE * self.answer.value + SPREADS * self.spread.value) * (wanted + ANSWER_BESIDE)
+    def patience_ms(self, wanted: int) -> float | None:
+        """Longest wait that an answer on its way is worth: one that takes longer is not on its way. None when nothing is known."""
+        answer, share = self._answer(wanted)
+        return None if answer is None else (PATIENCE * answer.mean.value + SPREADS * answer.spread.value) * max(1.0, share)
+
+    def _answer(self, wanted: int) -> tuple[Answer | None, float]:
+        """Of the nearest number of tokens that was asked for often enough, and what to multiply it by."""
+        tried = [k for k, answer in self._answers.items() if answer.mean.seen >= FEW_ANSWERS]
+        if not tried:
+            return None, 1.0
+        nearest = min(tried, key=lambda k: (abs(k - wanted), k))
+        return self._answers[nearest], (wanted + ANSWER_BESIDE) / (nearest + ANSWER_BESIDE)

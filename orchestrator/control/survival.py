@@ -56,6 +56,9 @@ class _Usual:
         """Begins where this one is, and forgets it sooner."""
         return _Usual(self.means, [min(seen, HEIRLOOM) for seen in self._seen], OWN_MEMORY)
 
+    def doubt(self) -> None:
+        self._seen = [min(seen, HEIRLOOM) for seen in self._seen]
+
 
 class Survival:
     """Of one source of proposals, over all sessions. `prior` = chance where nothing is known; None = the confidence itself."""
@@ -103,6 +106,10 @@ class SessionSurvival:
             product *= self._at(position)
             gains.append(product)
         return gains
+
+    def doubt(self) -> None:
+        """What was usual was long ago: what comes counts for more."""
+        self._usual.doubt()
 
     def _at(self, position: int) -> float:
         means = self._usual.means

@@ -24,6 +24,7 @@ class Meters:
         self.to_first = telemetry.histogram("gen_ai.server.time_to_first_token")
         self.per_token = telemetry.histogram("gen_ai.server.time_per_output_token")
         self.refused = telemetry.counter("specdec.requests.refused")
+        self.round = telemetry.histogram("specdec.round.duration")
 
     def request(self, traceparent: str, chat: bool) -> RequestMeter:
         """Begins now. `traceparent` = the caller's trace context, empty when there is none."""
@@ -60,6 +61,13 @@ class RequestMeter:
         for _ in range(count):
             self._meters.per_token.record(share, self._labels)
         self._last[index] = now
+
+    def text(self, began: float) -> None:
+        """The ids of an event became text, since `began` on the meters' clock."""
+        self._meters.round.record(self._meters.clock() - began, phase="text")
+
+    def now(self) -> float:
+        return self._meters.clock()
 
     def __enter__(self) -> RequestMeter:
         return self

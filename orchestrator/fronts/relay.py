@@ -64,7 +64,9 @@ class Relay:
         stream = self._open[index]
         if isinstance(event, Ended):
             return await self._last(index, *stream.finish(event))
+        began = self._meter.now()
         piece = stream.tokens(event)
+        self._meter.text(began)
         self._meter.tokens(len(piece.token_ids), index)
         await self._context.write(responses.delta(index, piece))
         if stream.stopped is not None:

@@ -59,14 +59,15 @@ class World:
 
     def add(self, confidence: tuple[float, float], k: int | None = None, tokens: int = 10**9) -> Session:
         """`confidence`: bounds of a slot's. `k`: fixed block length; None = adaptive."""
-        request = Admitted(
-            "s", (1,), 1, SamplingParams(temperature=0.0), 1, 10**6, self.most if k is None else k, 16, adaptive=k is None
-        )
-        pace = self.desk.pace(request, len(self.sessions) + 1)
+        pace = self.desk.pace(self.request(k), len(self.sessions) + 1)
         pace.moved("target")
         session = Session(pace, confidence, tokens)
         self.sessions.append(session)
         return session
+
+    def request(self, k: int | None) -> Admitted:
+        most = self.most if k is None else k
+        return Admitted("s", (1,), 1, SamplingParams(temperature=0.0), 1, 10**6, most, 16, adaptive=k is None)
 
     def run(self, duration_ms: float) -> float:
         """Tokens per second of all sessions together."""
