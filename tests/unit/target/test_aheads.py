@@ -79,6 +79,8 @@ def test_what_does_not_fit_is_passed_over(case: str, late: bool, credit: int) ->
     results = bench.settle()
     assert bench.send(stream, WRONG[case]) == [] and bench.plan() is None
     assert told(results) == [(1, 5 + i, (REF[i],)) for i in range(1 + credit)]
+    session = bench.verifier._sessions["orch", "s"]
+    assert len(session.aheads) == (WRONG[case].prefix_length > len(session.tokens)), "only what may fit later takes a place"
 
 
 def test_one_that_comes_late_is_as_good() -> None:
@@ -129,7 +131,8 @@ def test_the_oldest_makes_way() -> None:
     assert len(shelf) == MAX_AHEADS
     assert shelf.fit([1, 2, 3, 0], lambda n: prefix_hash([1, 2, 3, 0][:n])) == () and len(shelf) == 0
     shelf.put(Ahead("s", 1, 3, prefix_hash([1, 2, 3]), (1, 5, 6)))
-    assert shelf.fit([1, 2, 3, 1], lambda n: prefix_hash([1, 2, 3, 1][:n])) == (5, 6)
+    shelf.put(Ahead("s", 1, 3, prefix_hash([1, 2, 3]), (1, 5, 6)))
+    assert shelf.fit([1, 2, 3, 1], lambda n: prefix_hash([1, 2, 3, 1][:n])) == (5, 6) and len(shelf) == 1
 
 
 def test_a_step_that_waits_comes_first() -> None:
