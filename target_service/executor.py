@@ -68,10 +68,12 @@ class Executor:
                 self._change(change)
             segments = [Segment(self._slot(row), row.start, row.tokens, row.logits_from) for row in plan.rows]
             logits = self._engine.forward(segments) if segments else []
-            outcomes = tuple(self._outcome(row, scored) for row, scored in zip(plan.rows, logits, strict=True))
+            scored = time.perf_counter()
+            outcomes = tuple(self._outcome(row, scores) for row, scores in zip(plan.rows, logits, strict=True))
         except Exception as error:
             raise EngineFault(f"engine step of {plan.size} rows failed: {type(error).__name__}: {error}") from error
-        return StepOutcome(outcomes, int(1e6 * (time.perf_counter() - begun)))
+        done = time.perf_counter()
+        return StepOutcome(outcomes, int(1e6 * (done - begun)), int(1e6 * (done - scored)))
 
     def _change(self, change: Fork | Drop | Keep) -> None:
         """A resident that was parked before its first row has nothing to drop."""

@@ -34,7 +34,7 @@ class Thread(Protocol):
 class Observer(Protocol):
     """Hears of every engine step; see observer.py."""
 
-    def stepped(self, rows: int, engine_us: int, answers: Sequence[Answer]) -> None: ...
+    def stepped(self, rows: int, engine_us: int, sample_us: int, answers: Sequence[Answer]) -> None: ...
 
 
 class EngineLoop:
@@ -185,7 +185,7 @@ class EngineLoop:
         self.verifier.commit(plan, outcome, self._now_ms())
         answers = self._hand_out(plan.size, outcome.engine_us)
         if plan.rows:
-            self._observer.stepped(plan.size, outcome.engine_us, answers)
+            self._observer.stepped(plan.size, outcome.engine_us, outcome.sample_us, answers)
 
     def _hand_out(self, rows: int = 0, engine_us: int = 0) -> list[Answer]:
         """Everything decided since the last call, to each stream its own."""

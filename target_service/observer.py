@@ -24,7 +24,7 @@ class StepObserver:
         telemetry.gauge("specdec.prefix_cache.tokens", lambda: verifier.room.cached_tokens)
         telemetry.gauge("specdec.sessions", lambda: verifier.num_sessions)
 
-    def stepped(self, rows: int, engine_us: int, answers: Sequence[Answer]) -> None:
+    def stepped(self, rows: int, engine_us: int, sample_us: int, answers: Sequence[Answer]) -> None:
         self._rows.record(rows)
         self._step.record(engine_us / 1e6)
         asked, hits = self._room.asked_tokens, self._room.hit_tokens
@@ -35,3 +35,4 @@ class StepObserver:
             self._queue.record(answer.queue_us / 1e6)
             self._round.record(answer.queue_us / 1e6, phase="queue")
             self._round.record(engine_us / 1e6, phase="engine")
+            self._round.record(sample_us / 1e6, phase="sample")

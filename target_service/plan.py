@@ -132,10 +132,11 @@ RowOutcome = Prefilled | Decided | RowFault
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """`rows` in the plan's order."""
+    """`rows` in the plan's order. `sample_us` = the part of `engine_us` behind the forward: tokens chosen, keys and values rolled back."""
 
     rows: tuple[RowOutcome, ...]
     engine_us: int = 0
+    sample_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Free:
 
 
 class Silent:
-    def stepped(self, rows: int, engine_us: int, answers: Sequence[Answer]) -> None: ...
+    def stepped(self, rows: int, engine_us: int, sample_us: int, answers: Sequence[Answer]) -> None: ...
 
 
 @dataclass

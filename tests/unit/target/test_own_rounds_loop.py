@@ -27,7 +27,7 @@ class Inline:
 
 
 class Silent:
-    def stepped(self, rows: int, engine_us: int, answers: object) -> None: ...
+    def stepped(self, rows: int, engine_us: int, sample_us: int, answers: object) -> None: ...
 
 
 @asynccontextmanager
