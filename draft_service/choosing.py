@@ -21,7 +21,7 @@ from draft_service.plan import Chooser, Silence
 from specdec.errors import InvalidRequest, SpecdecError
 from specdec.grammar import DeadEnd, GrammarCompiler, NoBeginning
 from specdec.guesses import Guesses
-from specdec.sampling import Constraint, Sampler, draft_choice
+from specdec.sampling import Constraint, DraftChoice, Sampler, draft_choice
 from specdec.terms import Open
 
 T = TypeVar("T")
@@ -80,17 +80,14 @@ class SessionChooser:
             return bound
         choice = draft_choice(sampler, logits, position, output, self._command.draft_method)
         if choice is not None:
-            return Draft(
-                choice.token, choice.confidence, choice.distribution, self._guesses(sampler, logits, position, output, choice.token)
-            )
+            return Draft(choice.token, choice.confidence, choice.distribution, self._guesses(sampler, choice, position))
         return Silence.BROKEN if sampler.constraint is None else Silence.OVER
 
-    def _guesses(self, sampler: Sampler, logits: Any, position: int, output: Sequence[int], token: int) -> Guesses | None:
+    def _guesses(self, sampler: Sampler, choice: DraftChoice, position: int) -> Guesses | None:
         """Under a grammar there are none: every branch would walk the language on its own."""
         if not self._guessing or sampler.constraint is not None:
             return None
-        scores = sampler.temper(sampler.adjusted(logits, output))
-        return Guesses(sampler, scores, position, self._command.draft_method, token)
+        return Guesses(sampler, choice.scores, position, self._command.draft_method, choice.token)
 
     def _bound(self, constraint: Constraint, output: Sequence[int]) -> Draft | Silence | None:
         """What the grammar alone says: the only token there is, also one that a reduced head does not have, or that nothing may follow."""

@@ -286,7 +286,6 @@ class Drafter:
         """What a row gave goes to whom it was drawn for: the chain, a branch, a branch that has become the chain, or nobody."""
         tree = session.tree
         self.tally.tokens += len(outcome.drafts)
-        self.tally.branch_tokens += len(outcome.drafts) if row.branch else 0
         branch = tree.branches.get(row.branch)
         if branch is not None:
             branch.over = outcome.silence is Silence.OVER
@@ -367,7 +366,7 @@ class Drafter:
     def _reap(self, session: Session) -> None:
         """Dead branches give back what they had."""
         for branch in session.tree.dead:
-            self.tally.waste(len(branch.drafts), True)
+            self.tally.died(branch)
             self._room.release(branch.handle)
             if branch.planned:
                 self._state.release.append(branch.handle)

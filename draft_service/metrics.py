@@ -14,10 +14,13 @@ class Metrics:
         self._tally = drafter.tally
         self._tokens = telemetry.counter("specdec.draft.proposed_tokens")
         self._wasted = telemetry.counter("specdec.draft.wasted_tokens")
+        self._branch_tokens = telemetry.counter("specdec.draft.branch_tokens")
+        self._grafts = telemetry.counter("specdec.draft.grafts")
         self._broken = telemetry.counter("specdec.proposals.rejected")
         self._rows = telemetry.histogram("specdec.batch.size")
         self._seconds = telemetry.histogram("specdec.step.duration")
-        self._reported = (0, 0, 0)
+        self._reported = (0, 0, 0, 0)
+        self._told: dict[tuple[str, str], int] = {}
         telemetry.gauge("specdec.sessions", lambda: drafter.num_sessions)
         telemetry.gauge("specdec.kv_cache.utilization", lambda: drafter.utilization)
 
@@ -30,10 +33,14 @@ class Metrics:
     def report(self) -> None:
         """Adds what was counted since the last call."""
         tally = self._tally
-        now = (tally.tokens, tally.wasted_tokens, tally.broken)
-        tokens, wasted, broken = (new - old for new, old in zip(now, self._reported, strict=True))
+        now = (tally.tokens, tally.wasted_tokens, tally.broken, tally.grafts)
+        tokens, wasted, broken, grafts = (new - old for new, old in zip(now, self._reported, strict=True))
         self._reported = now
         self._tokens.add(tokens)
         self._wasted.add(wasted)
+        for (guess, outcome), count in tally.branches.items():
+            self._branch_tokens.add(count - self._told.get((guess, outcome), 0), guess=guess, outcome=outcome)
+        self._told = dict(tally.branches)
+        self._grafts.add(grafts)
         if broken:
             self._broken.add(broken, reason="not_finite")

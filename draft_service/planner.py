@@ -3,8 +3,8 @@
 Rules
 1. Chains come before branches, and among them the most urgent first: those whose target waits. A long prompt enters in chunks, so that the
    others keep drafting, and no token is drafted before all of it is in.
-2. Branches take what rows are left, the likeliest first, and only a few of them ride with a chain whose target waits: every row makes the
-   step longer.
+2. Branches take what rows are left, the likeliest first, but not many: every row makes the step longer, and a session that becomes hungry
+   meanwhile waits for its end. Beside chains whose targets wait they may only fill up what costs hardly more than one row.
 3. Several passes are planned at once only where every row wants as many and nothing new can begin between them.
 """
 
@@ -16,7 +16,8 @@ from draft_service.plan import DraftRow
 from draft_service.session import Session
 from draft_service.tree import Branch
 
-RIDERS = 4  # rows of branches beside a chain whose target waits
+CHEAP_ROWS = 4  # a step of so many rows takes hardly longer than one of a single row
+BRANCH_ROWS = 16  # most rows of branches in a step
 
 
 def draw_up(
@@ -35,7 +36,8 @@ def draw_up(
         rows.append(row)
     complete = len(rows) == len(waiting)
     hungry = any(session.block_end is None for session in waiting)
-    rows += _branches(sessions, min(left, RIDERS) if hungry else left, survives)
+    most = CHEAP_ROWS - sum(len(row.tokens) for row in rows) if hungry else min(left, BRANCH_ROWS)
+    rows += _branches(sessions, most, survives)
     steps = min((row.draws for row in rows), default=0) if complete else 1
     return tuple(rows), 1 if steps == 0 or any(session.tree.seeds for session in sessions) else steps
 

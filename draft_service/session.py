@@ -34,6 +34,7 @@ from draft_service.tree import Branch, Kept, Seed, Tree
 from specdec.odds import Ending, Odds
 from specdec.terms import DraftMethod, Proposal
 
+DEEPER = 0.5  # worth of a further token behind a guess, beside that of the first, without which there is no hit at all
 MAX_BROKEN = 3  # rounds in a row with logits that are not finite
 
 
@@ -111,7 +112,8 @@ class Session:
     def wanted_of(self, branch: Branch, floor: float) -> int:
         """Tokens to draft now behind a branch; none with a chance of less than `floor`."""
         last = branch.last_draft
-        if self.paused or branch.over or branch.chance < floor or (last is not None and self.is_end(last.token, len(branch) - 1)):
+        worth = branch.chance * (DEEPER if branch.drafts else 1.0)
+        if self.paused or branch.over or worth < floor or (last is not None and self.is_end(last.token, len(branch) - 1)):
             return 0
         return max(0, min(branch.base + 1 + self.k, self.end) - len(branch))
 

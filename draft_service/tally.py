@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from draft_service.session import Round
 from draft_service.tree import Branch
@@ -12,14 +13,15 @@ DECAY = 0.98  # per round: the shares look back about fifty rounds
 
 @dataclass(slots=True)
 class Tally:
-    """`tokens` = drawn, `wasted_tokens` = drawn and dropped before any target verified them, `broken` = rows that were not finite. Of these
-    in branches: `branch_tokens`, `wasted_branch_tokens`; `used_branch_tokens` = those of branches that became the chain, `grafts`."""
+    """`tokens` = drawn, `wasted_tokens` = drawn and dropped before any target verified them, `broken` = rows that were not finite.
+
+    `branches` counts those of them that were drawn behind guesses, by (guess, outcome): correction, bonus, or late, when the branch was
+    gone before its step ended; used = the branch became the chain, wasted = it died. `grafts` = branches that became the chain.
+    """
 
     tokens: int = 0
     wasted_tokens: int = 0
-    branch_tokens: int = 0
-    used_branch_tokens: int = 0
-    wasted_branch_tokens: int = 0
+    branches: Counter[tuple[str, str]] = field(default_factory=Counter)
     grafts: int = 0
     steps: int = 0
     broken: int = 0
@@ -29,13 +31,18 @@ class Tally:
     _rounds: float = 0.0
     _late: float = 0.0
 
-    def waste(self, tokens: int, of_a_branch: bool) -> None:
+    def waste(self, tokens: int, late_branch: bool) -> None:
         self.wasted_tokens += tokens
-        self.wasted_branch_tokens += tokens if of_a_branch else 0
+        if late_branch:
+            self.branches["late", "wasted"] += tokens
+
+    def died(self, branch: Branch) -> None:
+        self.wasted_tokens += len(branch.drafts)
+        self.branches[branch.kind, "wasted"] += len(branch.drafts)
 
     def grafted(self, branch: Branch) -> None:
         self.grafts += 1
-        self.used_branch_tokens += len(branch.drafts)
+        self.branches[branch.kind, "used"] += len(branch.drafts)
 
     def round(self, round_: Round) -> None:
         self.wasted_tokens += round_.wasted

@@ -50,6 +50,10 @@ class Branch:
         return self.base + len(self.tokens)
 
     @property
+    def kind(self) -> str:
+        return "bonus" if self.bonus else "correction"
+
+    @property
     def last_draft(self) -> Draft | None:
         return self.drafts[-1] if self.drafts else None
 

@@ -40,7 +40,7 @@ import functools
 import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -356,12 +356,14 @@ class DraftChoice:
     """A proposed token.
 
     `confidence`: the largest probability of the draft's tempered distribution before cuts (at temperature 1 when greedy),
-    whatever token was drawn. `distribution`: with `probabilistic` only; None = one-hot on the token.
+    whatever token was drawn. `distribution`: with `probabilistic` only; None = one-hot on the token. `scores` [width]: what it was chosen
+    by, tempered and not cut.
     """
 
     token: int
     confidence: float
-    distribution: DraftDistribution | None = None
+    distribution: DraftDistribution | None
+    scores: Floats = field(compare=False, repr=False)
 
 
 def draft_choice(sampler: Sampler, logits: Tensor, position: int, output: Sequence[int], method: DraftMethod) -> DraftChoice | None:
@@ -377,12 +379,12 @@ def draft_choice(sampler: Sampler, logits: Tensor, position: int, output: Sequen
     scores = sampler.temper(row)
     confidence = 1.0 / float(np.exp(scores).sum())
     if sampler.params.greedy or method is DraftMethod.GREEDY:
-        return DraftChoice(int(sampler.ids[row.argmax()]), confidence)
+        return DraftChoice(int(sampler.ids[row.argmax()]), confidence, None, scores)
     if method is DraftMethod.GUMBEL:
-        return DraftChoice(sampler.pick(scores, position), confidence)
+        return DraftChoice(sampler.pick(scores, position), confidence, None, scores)
     ids, probs = truncated(*sampler.probabilities(*sampler.cut(scores)), DRAFT_TOP_K)
     token = sampler.draw(ids, probs.astype(np.float64), DRAFT, position)
-    return DraftChoice(token, confidence, DraftDistribution(tuple(ids.tolist()), probs.astype("<f4").tobytes()))
+    return DraftChoice(token, confidence, DraftDistribution(tuple(ids.tolist()), probs.astype("<f4").tobytes()), scores)
 
 
 def truncated(ids: Columns, probs: Floats, count: int) -> tuple[Columns, npt.NDArray[np.float32]]:

@@ -66,7 +66,16 @@ METRICS: dict[str, Metric] = {
     "specdec.draftless.rounds": _counter("{round}", "Rounds without a block, by why.", "reason"),
     "specdec.draft.proposed_tokens": _counter("{token}", "Tokens a draft produced, verified or not."),
     "specdec.draft.wasted_tokens": _counter("{token}", "Drafted tokens that no target verified."),
-    "specdec.round.duration": _histogram("s", "Time of a round by phase: queue, engine, wire, wait.", SECONDS, "phase"),
+    "specdec.draft.branch_tokens": _counter(
+        "{token}",
+        "Tokens a draft produced behind guesses of how a block ends: correction, bonus, or late; used or wasted.",
+        "guess",
+        "outcome",
+    ),
+    "specdec.draft.grafts": _counter("{round}", "Rounds that ended as a draft had guessed, apart from blocks accepted whole."),
+    "specdec.round.duration": _histogram(
+        "s", "Time of a round by phase: queue, engine, sample (a part of engine), wire, wait, text.", SECONDS, "phase"
+    ),
     "specdec.step.duration": _histogram("s", "Engine steps.", SECONDS),
     "specdec.batch.size": _histogram("{row}", "Rows of an engine step.", ROWS),
     "specdec.queue.duration": _histogram("s", "Time an item waited before its engine step.", SECONDS),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from draft_service.chain import Chain
 from draft_service.plan import DraftPlan, PlanOutcome
+from draft_service.session import Session
 from draft_service.tree import Tree
 from specdec.hashing import prefix_hash
 from specdec.sampling import Sampler
@@ -229,5 +230,35 @@ def test_a_chain_that_keeps_kv_of_a_replaced_token_is_caught(monkeypatch: pytest
         return dropped
 
     monkeypatch.setattr(Chain, "_overwrite", forgetful)
+    with pytest.raises(AssertionError):
+        test_the_walk_reaches_what_it_is_meant_to_check()
+
+
+def test_a_graft_that_the_engine_never_hears_of_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Tree._grow
+
+    def forgetful(self: Tree, branch: Any) -> int:
+        dropped = honest(self, branch)
+        self.graft = None
+        return dropped
+
+    monkeypatch.setattr(Tree, "_grow", forgetful)
+    with pytest.raises(AssertionError):
+        test_the_walk_reaches_what_it_is_meant_to_check()
+
+
+def test_a_guess_that_is_told_before_what_was_drawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Session) -> list[Any]:
+        piece = self._due()
+        told = [] if piece is None else [self._proposal(piece)]
+        return [*told, *(self._proposal(branch.take_untold()) for branch in self.tree.branches.values() if branch.untold)]
+
+    monkeypatch.setattr(Session, "told", hasty)
+    with pytest.raises(AssertionError, match="told before what was drawn"):
+        test_the_walk_reaches_what_it_is_meant_to_check()
+
+
+def test_branches_that_outlive_a_change_of_their_prefix_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tree, "clear", lambda self: None)
     with pytest.raises(AssertionError):
         test_the_walk_reaches_what_it_is_meant_to_check()

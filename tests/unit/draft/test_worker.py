@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draft_service.outbox import MAX_JOINED, MAX_PENDING, Outbox, joined
+from draft_service.outbox import MAX_JOINED, MAX_PENDING, Outbox, Told, joined
 from draft_service.worker import MAX_STREAMS, Worker
 from specdec.errors import Overloaded
 from specdec.hashing import prefix_hash
@@ -164,6 +164,32 @@ def test_pieces_that_continue_each_other_are_joined_and_others_replaced() -> Non
     assert joined(long, piece(3 + MAX_JOINED, (9,))) == piece(3 + MAX_JOINED, (9,))
     told = Proposal("s", 1, 5, 50, (3,), (0.5,), (DraftDistribution((3,), b"\0\0\x80?"),))
     assert joined(piece(3, (1, 2)), told).distributions == (None, None, *told.distributions)
+
+
+def test_lines_of_one_chain_wait_together_in_order_and_go_with_it() -> None:
+    def put(start: int, tokens: tuple[int, ...], line: int, chain: int, epoch: int = 1) -> None:
+        outbox.put(Told(piece(start, tokens, epoch=epoch), line, chain))
+
+    outbox = Outbox()
+    put(3, (1, 2), 0, 0)
+    put(4, (9, 8), 1, 0)
+    put(4, (7, 6), 2, 0)
+    put(5, (3,), 0, 0)  # joins in place: before the guesses
+    put(6, (5,), 2, 0)
+    assert outbox.take(9)[0] == [piece(3, (1, 2, 3)), piece(4, (9, 8)), piece(4, (7, 6, 5))]
+    put(3, (1, 2), 0, 0)
+    put(4, (9, 8), 1, 0)
+    put(4, (7, 6), 2, 0)
+    put(6, (5,), 1, 1)  # branch 1 has become the chain
+    assert outbox.take(9)[0] == [piece(4, (9, 8, 5))]
+    put(3, (1, 2), 0, 0)
+    put(9, (9, 8), 3, 3)  # the chain was cut
+    put(11, (1,), 3, 3, epoch=2)
+    assert outbox.take(9)[0] == [piece(11, (1,), epoch=2)]
+    put(3, (1, 2), 0, 0)
+    put(4, (9, 8), 1, 0)
+    put(4, (7, 6), 2, 0)
+    assert (len(outbox.take(2)[0]), outbox.take(9)[0]) == (2, [piece(4, (7, 6))])
 
 
 def test_a_slow_reader_gets_the_newest_state_of_each_session() -> None:
