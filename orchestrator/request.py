@@ -92,8 +92,8 @@ def admit(
 ) -> Admitted:
     """Completes a request for the target described by `info`: its answer 0, `others` makes the rest.
 
-    `prompt` = its ids; `seed`, `num_speculative_tokens` and `adaptive` = what holds where the request leaves them open. `max_tokens`
-    becomes the smaller of what was asked for and what the window leaves; 0 = the answer is complete already.
+    `prompt` = its ids; `seed` and `num_speculative_tokens` = what holds where the request leaves them open; `adaptive` = what holds.
+    `max_tokens` becomes the smaller of what was asked for and what the window leaves; 0 = the answer is complete already.
 
     Raises InvalidRequest and NotFound.
     """
@@ -129,7 +129,7 @@ def admit(
         draft_method=request.draft_method,
         traceparent=traceparent,
         priority=request.priority,
-        adaptive=k > 0 and (adaptive if request.adaptive is None else request.adaptive),
+        adaptive=adaptive and k > 0,
     )
 
 

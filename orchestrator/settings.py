@@ -17,8 +17,12 @@ class OrchestratorSettings(CommonSettings):
     tokenizer: Path = setting(doc="folder with the target's tokenizer.json and config.json; no weights are read")
     targets: tuple[str, ...] = setting(doc="host:port of every target, comma separated")
     drafts: tuple[str, ...] = setting((), doc="host:port of every draft, comma separated; empty = no speculation")
-    num_speculative_tokens: int = setting(2, low=0, high=64, doc="block length, or the longest one, when the request does not say")
-    enable_adaptive_verification: bool = setting(False, doc="the length of each block is what pays, up to num_speculative_tokens")
+    num_speculative_tokens: int | None = setting(
+        None, low=0, high=64, doc="longest block when the request does not say (empty = 5), exact without adaptive verification (empty = 2)"
+    )
+    enable_adaptive_verification: bool = setting(
+        True, doc="each block is as long as pays at the moment, when the request does not say; false = always num_speculative_tokens"
+    )
     rejection_sample_method: RejectionMethod = setting(RejectionMethod.COUPLED, doc="coupled or standard")
     draft_sample_method: DraftMethod | None = setting(None, doc="gumbel, greedy or probabilistic; empty = the method's default")
     prompt_lookup_min: int = setting(
@@ -28,12 +32,12 @@ class OrchestratorSettings(CommonSettings):
         doc="tokens that must have occurred before for what followed to be proposed when the draft has nothing; 0 = never",
     )
     max_run_ahead: int = setting(
-        0,
+        16,
         low=0,
-        high=256,
+        high=64,
         doc="plain tokens that a target may decide on its own between two words from here, in rounds without a block; 0 = none",
     )
-    ahead: bool = setting(False, doc="proposals wait at the target for the round before them, so that it need not wait for the network")
+    ahead: bool = setting(True, doc="proposals wait at the target for the round before them, so that it need not wait for the network")
     max_running: int = setting(256, low=1, high=65_536, doc="generations that run at once")
     max_waiting: int = setting(1024, low=0, high=1_048_576, doc="requests that wait for a place; beyond it RESOURCE_EXHAUSTED")
     max_grace_ms: float = setting(50.0, low=0, high=10_000, doc="longest wait of a round for the draft")

@@ -52,14 +52,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         constrained = request.sampling.grammar is not None
         sentence = constrained and await self._grammars.run(partial(is_sentence, self._text, request))
         info = await self._backend.model_info()
+        adaptive = self._defaults.adaptive if request.adaptive is None else request.adaptive
         first = admit(
             request,
             prepared.prompt,
             info,
             session_id=secrets.token_hex(8),
             seed=secrets.randbits(64),
-            num_speculative_tokens=self._defaults.num_speculative_tokens,
-            adaptive=self._defaults.adaptive,
+            num_speculative_tokens=self._defaults.block_length(adaptive),
+            adaptive=adaptive,
             traceparent=meter.span.traceparent,
         )
         answers = (first, *others(first, [secrets.token_hex(8) for _ in range(request.n - 1)]))
@@ -81,7 +82,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return pb.GetModelInfoResponse(
             info=wire.model_info_to_wire(await self._backend.model_info()),
             draft_available=self._backend.draft_available,
-            num_speculative_tokens=self._defaults.num_speculative_tokens,
+            num_speculative_tokens=self._defaults.block_length(self._defaults.adaptive),
         )
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:

@@ -23,17 +23,24 @@ MAX_STOP_BYTES = 512  # of one stop string
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024  # entries
 MAX_N = 16  # answers of one request
+LONGEST_BLOCK, FIXED_BLOCK = 5, 2  # tokens: with adaptive lengths a bound, without them the length that does least harm anywhere
 MAX_DETOKENIZE_IDS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the service puts where a request is silent."""
+    """What the service puts where a request is silent. `num_speculative_tokens` None = what is usual with adaptive lengths, or without."""
 
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     adaptive: bool
     rejection_method: RejectionMethod
     draft_method: DraftMethod | None
+
+    def block_length(self, adaptive: bool) -> int:
+        """The longest block, or the length of every block."""
+        if self.num_speculative_tokens is not None:
+            return self.num_speculative_tokens
+        return LONGEST_BLOCK if adaptive else FIXED_BLOCK
 
 
 def parse(message: pb.GenerateRequest, defaults: Defaults, vocab_size: int, eos_ids: tuple[int, ...]) -> Request:

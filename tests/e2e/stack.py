@@ -113,6 +113,7 @@ class Stack:
             "TOKENIZER": str(self.target_model),
             "TARGETS": ",".join(p.endpoint for p in self.targets),
             "DRAFTS": ",".join(p.endpoint for p in self.drafts),
+            "ENABLE_ADAPTIVE_VERIFICATION": "false",  # else the machine's speed would decide which blocks a test sees
             **self.orchestrator_settings,
             **more,
         }

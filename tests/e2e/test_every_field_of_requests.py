@@ -121,6 +121,17 @@ def num_speculative_tokens(client: RawClient) -> None:
     assert reply.token_ids == default.token_ids
 
 
+def enable_adaptive_verification(client: RawClient) -> None:
+    """A bound instead of a length; the text is the same."""
+    reply, default = ask(client, enable_adaptive_verification=True, num_speculative_tokens=3), ask(client)
+    settings = good(reply).settings
+    assert settings.enable_adaptive_verification and settings.num_speculative_tokens == 3
+    assert len(good(reply).speculative.acceptance_histogram) <= 4
+    assert not good(default).settings.enable_adaptive_verification
+    assert not good(ask(client, enable_adaptive_verification=True, disable_spec_decode=True)).settings.enable_adaptive_verification
+    assert reply.token_ids == default.token_ids
+
+
 def disable_spec_decode(client: RawClient) -> None:
     reply = ask(client, disable_spec_decode=True)
     assert good(reply).speculative.num_spec_steps == 0 and good(reply).settings.num_speculative_tokens == 0
@@ -172,7 +183,7 @@ REQUEST: dict[str, Case] = {
     "include_stop_str_in_output": include_stop_str_in_output,
     "skip_special_tokens": skip_special_tokens,
     "num_speculative_tokens": num_speculative_tokens,
-    "enable_adaptive_verification": refused_field(enable_adaptive_verification=True),
+    "enable_adaptive_verification": enable_adaptive_verification,
     "disable_spec_decode": disable_spec_decode,
     "rejection_sample_method": rejection_sample_method,
     "draft_sample_method": draft_sample_method,
