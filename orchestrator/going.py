@@ -18,7 +18,8 @@ from __future__ import annotations
 from orchestrator.lookahead import Block
 from specdec.terms import Result
 
-MAX_PATHS = 16  # continuations of one session that wait at its target; below the target's own bound
+MAX_PATHS = 16  # continuations of one session that wait at its target; half of the target's own bound
+MAX_UNASKED = 128  # results in a row that no Step asked for; half of what the target tells under one round
 
 
 class Going:
@@ -28,6 +29,7 @@ class Going:
         """`run_ahead` = plain tokens granted with a Step; 0 = none."""
         self.run_ahead = run_ahead
         self.credit = self._late = 0  # of the newest Step, and what was left of the one before
+        self._unasked = 0  # results since the newest Step was answered
         self._paths: list[Block] = []
 
     def grant(self, tokens: int) -> None:
@@ -37,7 +39,7 @@ class Going:
     @property
     def runs(self) -> bool:
         """The target goes on with plain tokens, and it is not yet time to grant more."""
-        return self.credit > self.run_ahead // 2
+        return self.credit > self.run_ahead // 2 and self._unasked < MAX_UNASKED
 
     def tell(self, path: Block) -> bool:
         """Whether the path is news. It waits at the target from here on."""
@@ -49,7 +51,9 @@ class Going:
         return True
 
     def waiting(self) -> Block | None:
-        """What the target verifies next, if it rests otherwise: the longest path, of equals the first."""
+        """What the target verifies next, if it rests otherwise: the longest path, of equals the first. None when it is time for a Step."""
+        if self._unasked >= MAX_UNASKED:
+            return None
         return max(self._paths, key=lambda path: len(path.tokens), default=None)
 
     def fits(self, result: Result, late: bool) -> Block | None:
@@ -64,6 +68,7 @@ class Going:
 
     def commit(self, result: Result) -> None:
         """The paths that wait begin behind it."""
+        self._unasked += 1
         left = (path.behind(result.tokens) for path in self._paths)
         self._paths = [path for path in left if path.tokens]
 
@@ -76,9 +81,9 @@ class Going:
 
     def answered(self) -> None:
         """The newest Step was: nothing more comes under the round before."""
-        self._late = 0
+        self._late = self._unasked = 0
 
     def forget(self) -> None:
         """The placement is over."""
-        self.credit = self._late = 0
+        self.credit = self._late = self._unasked = 0
         self._paths.clear()

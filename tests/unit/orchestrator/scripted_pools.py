@@ -29,6 +29,7 @@ from specdec.seeds import mix64
 from tests.fakes_driver import model_info
 
 VOCAB = 50
+RESTING: dict[str, Any] = {"max_run_ahead": 0, "ahead": False}  # these targets do what they are asked for
 SEED = 7
 FINGERPRINT = b"scripted"
 
@@ -163,7 +164,7 @@ class Pools:
         monkeypatch.setattr(driver_module, "Peer", ScriptedPeer)
         names = {"targets": [f"t{i}:1" for i in range(targets)], "drafts": [f"d{i}:1" for i in range(drafts)]}
         self.driver = Driver(
-            OrchestratorSettings(tokenizer=Path(), **{k: tuple(v) for k, v in names.items()}, **settings),
+            OrchestratorSettings(tokenizer=Path(), **{k: tuple(v) for k, v in names.items()}, **(RESTING | settings)),
             FINGERPRINT,
             Observer(Telemetry("orchestrator")),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.going import MAX_PATHS, Going
+from orchestrator.going import MAX_PATHS, MAX_UNASKED, Going
 from orchestrator.lookahead import EMPTY, Block, Lookahead, agreement
 from specdec.hashing import prefix_hash
 from specdec.terms import Proposal, Result
@@ -70,6 +70,18 @@ def test_a_plain_token_needs_credit_of_its_round() -> None:
     going.grant(0)
     going.answered()
     assert going.fits(decided(7), late=True) is None, "the Step after it was answered"
+
+
+def test_a_step_is_due_after_many_results() -> None:
+    going = Going(16)
+    going.grant(16)
+    going.tell(path(*[5] * 200))
+    for _ in range(MAX_UNASKED):
+        assert going.waiting() is not None and going.runs
+        going.commit(decided(5, verified=1, accepted=1))
+    assert going.waiting() is None and not going.runs
+    going.answered()
+    assert going.waiting() is not None and going.runs
 
 
 def test_a_block_that_nobody_asked_for_is_one_that_waited() -> None:
