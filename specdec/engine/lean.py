@@ -1,6 +1,8 @@
 """Our own forward of the Llama shape: Llama, SmolLM2, Mistral without a window, Qwen2, Qwen3. Query, key and value are one product, and so
 are gate and up.
 
+Under int8 on a CPU native.NativeModel computes the same, and this is what is left where it cannot be compiled.
+
 Rotary embedding is a complex product: dimensions i and i + dim/2 of a head turn together, so the rows of the query and key weights are put
 in that order once, at load, and each pair is a complex number (Su et al. 2021, arXiv 2104.09864, eq. 34). Scores do not notice, since
 queries and keys are permuted alike. Values ride along, multiplied by 1.

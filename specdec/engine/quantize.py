@@ -1,7 +1,7 @@
 """Matrix products whose rows do not know of each other.
 
-*int8*: torch's fast dynamic kernel takes one scale for the whole activation matrix: a row with an outlier coarsens all others, and answers
-depend on the batch. Here every row is divided by its own largest magnitude, two constant columns of +1 and -1 (with zero weights) pin the
+*int8*, on the generic path and where there are no compiled kernels: torch's fast dynamic kernel takes one scale for the whole activation
+matrix: a row with an outlier coarsens all others, and answers depend on the batch. Here every row is divided by its own largest magnitude, two constant columns of +1 and -1 (with zero weights) pin the
 matrix's range, and the magnitude is multiplied back: one scale per row through the same kernel. Sums of integers are exact, so a row has
 the same bits in any batch.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,9 +92,9 @@ class NativeModel:
         """Logits of the scored rows, [scored, columns]. Keys and values of all rows are written, finite ones."""
         scored = layout.scored
         head = (layout.rows, len(layout.segments), len(scored))
-        numbers = torch.tensor([*head, *layout.tokens, *scored, *plan])
+        numbers = array("q", (*head, *layout.tokens, *scored, *plan))
         logits = torch.empty(len(scored), self._columns)
-        self._kernels.run(self._handle, numbers.data_ptr(), logits.data_ptr(), self._columns)
+        self._kernels.run(self._handle, numbers.buffer_info()[0], logits.data_ptr(), self._columns)
         return logits
 
 
