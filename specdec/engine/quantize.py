@@ -1,9 +1,9 @@
 """Matrix products whose rows do not know of each other.
 
 *int8*, on the generic path and where there are no compiled kernels: torch's fast dynamic kernel takes one scale for the whole activation
-matrix: a row with an outlier coarsens all others, and answers depend on the batch. Here every row is divided by its own largest magnitude, two constant columns of +1 and -1 (with zero weights) pin the
-matrix's range, and the magnitude is multiplied back: one scale per row through the same kernel. Sums of integers are exact, so a row has
-the same bits in any batch.
+matrix: a row with an outlier coarsens all others, and answers depend on the batch. Here every row is divided by its own largest magnitude,
+two constant columns of +1 and -1 (with zero weights) pin the matrix's range, and the magnitude is multiplied back: one scale per row
+through the same kernel. Sums of integers are exact, so a row has the same bits in any batch.
 
 *float32, float64*: a row's bits depend on how many rows the product has, and not on the row's place. So all products have SLAB_ROWS rows,
 the last one padded. On an accelerator that would read the weights once per slab, so there a product has as many rows as the batch.
