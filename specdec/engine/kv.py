@@ -16,8 +16,8 @@ Touching a hole of the file through a private mapping puts a page there as well 
 whole, and gives the file's pages back at once. Measured on SmolLM2-135M with 500 tokens: the move 45 ms, a fork 2 ms, a step that begins a
 block up to 8 ms longer, all other steps as before.
 
-Whatever lies beyond a slot's length is finite: new memory is zero and writers put in finite numbers only. Attention by torch reads whole key
-blocks under a mask, and a masked NaN is still a NaN. (Compiled attention reads a row's own keys alone.)
+Whatever lies beyond a slot's length is finite: new memory is zero and writers put in finite numbers only. Torch's attention reads whole key
+blocks under a mask, and a masked NaN is still a NaN; compiled attention reads a row's own keys alone.
 """
 
 from __future__ import annotations
