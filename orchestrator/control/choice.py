@@ -6,8 +6,8 @@ chain's gains only fall, leading slots come first by themselves. The time is a s
 stops paying: every depth and every prefix of the sorted slots is tried (Liu et al. 2024, "Optimizing Speculative Decoding for Serving Large
 Language Models Using Goodput", use the same objective for whole batches).
 
-The gains are expected ones, the chains that come differ from them. So what is handed on is a threshold: it lies between the last slot
-that is in and the first that is out, and between these where a slot just pays for its own time.
+The gains are expected ones, the chains that come differ from them. So what is handed on is a threshold: between the last slot that is in
+and the first that is out, and there where a slot just pays for its own time, or in the middle.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def prefix(sessions: int, slots: Sequence[Slot], times: Sequence[float], share: 
     if not count:
         return NOTHING
     inside, outside = slots[count - 1][0], slots[count][0] if count < len(slots) else 0.0
-    pays = best * (times[count] - times[count - 1]) / share
-    return Choice(min(inside, max(outside, pays)), max(depth for _, depth in slots), best)
+    low, high = count - 1 - count // 4, min(count + count // 4, len(slots))  # one row's own time is known badly
+    pays = best * (times[high] - times[low]) / (high - low) / share
+    return Choice(max(outside, min(pays, (inside + outside) / 2)), max(depth for _, depth in slots), best)
 
 
 def worth(gains: Iterable[float], threshold: float) -> int:

@@ -24,6 +24,7 @@ MAX_DEPTH = 64
 HYSTERESIS = 0.02
 PROBE_SHARE = 0.01
 PROBE_ROUNDS = 10  # of every session
+HOPELESS, HOPELESS_ROUNDS = 0.8, 2  # a try that is worse than this share of the usual way ends after so many rounds of every session
 MOST_PROBE_MS = 2000.0
 FIRST_INTERVAL_MS, LAST_INTERVAL_MS = 2000.0, 120_000.0
 MIN_READY, FIRST_READY, FEW = 0.05, 0.5, 8  # share of commits that find proposals: at least, and before so many were seen
@@ -54,12 +55,12 @@ class _Probe:
 
 
 class _Load:
-    """What is known and going on at one load."""
+    """What is known and going on at one load. It begins without speculation: that is never a bad way."""
 
-    def __init__(self) -> None:
+    def __init__(self, due_ms: float) -> None:
         self.regime = Regime()
-        self.speculates = True
-        self.due_ms = 0.0  # when the other way is tried next, in busy time
+        self.speculates = False
+        self.due_ms = due_ms  # when the other way is tried next, in busy time
         self.interval_ms = FIRST_INTERVAL_MS
         self.probe: _Probe | None = None
         self.curious_ms = 0.0  # not curious until then, in busy time
@@ -108,7 +109,11 @@ class Machine:
 
     @property
     def _load(self) -> _Load:
-        return self._loads.setdefault(self._bin, _Load())
+        if self._bin not in self._loads:
+            lower = self._loads.get(self._bin - 1)  # where it does not pay, more sessions hardly make it pay
+            later = lower is not None and not lower.speculates and lower.regime.spec.seen > 0
+            self._loads[self._bin] = _Load(self._busy_ms + FIRST_INTERVAL_MS * later)
+        return self._loads[self._bin]
 
     @property
     def regime(self) -> Regime:
@@ -127,7 +132,7 @@ class Machine:
 
     def would_speculate(self, sessions: int) -> bool:
         load = self._loads.get(max(0, sessions - 1).bit_length())
-        return load is None or load.speculates
+        return load is not None and load.speculates
 
     def boundary_ms(self, now_ms: float) -> float:
         """Until the target could begin the next step: it is busy with sessions that the newest step did not answer."""
@@ -197,7 +202,8 @@ class Machine:
         spec_rate, plain_rate = self._rates(load)
         if load.probe is not None:
             over = load.probe.left <= 0 or self._busy_ms - load.probe.began_ms > MOST_PROBE_MS
-            if over:
+            enough = load.probe.left <= (PROBE_ROUNDS - HOPELESS_ROUNDS) * len(self.seats)
+            if over or (enough and not load.speculates and spec_rate < HOPELESS * plain_rate):
                 self._end_probe(load, spec_rate, plain_rate, now_ms)
             return
         better = spec_rate > plain_rate * (1 + HYSTERESIS) if not load.speculates else spec_rate * (1 + HYSTERESIS) >= plain_rate
@@ -206,8 +212,9 @@ class Machine:
             load.interval_ms = FIRST_INTERVAL_MS
             load.due_ms = self._busy_ms + FIRST_INTERVAL_MS
         elif self._busy_ms >= load.due_ms:
-            unknown = load.regime.spec if load.speculates else load.regime.plain
-            if unknown.seen >= PROBE_ROUNDS or not load.speculates:
+            known, other = (load.regime.spec, load.regime.plain) if load.speculates else (load.regime.plain, load.regime.spec)
+            if known.seen >= PROBE_ROUNDS:
+                other.doubt(HOPELESS_ROUNDS * len(self.seats))
                 load.probe, self.switched_ms = _Probe(self._busy_ms, len(self.seats)), now_ms
 
     def _end_probe(self, load: _Load, spec_rate: float, plain_rate: float, now_ms: float) -> None:

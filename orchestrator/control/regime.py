@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 MEMORY_ROUNDS = 24  # rounds of every session that a mean remembers
-OUTLIER = 2.0  # of the mean: what is above counts as this
+OUTLIER = 5.0  # of the mean: what is above counts as this; results that a busy core reads in bursts are nothing unusual
 PATIENCE, SPREADS = 1.5, 3.0  # how many times the usual answer, and its spread, a wait may take
 FEW_ANSWERS = 4
 ANSWER_BESIDE = 1.0  # what an answer of the draft takes beside its tokens, in tokens
@@ -32,6 +32,10 @@ class Mean:
         self.seen = min(self.seen + 1, memory)
         bounded = min(value, self._outlier * self.value) if self.seen > 4 and self.value > 0 else value
         self.value += (bounded - self.value) / self.seen
+
+    def doubt(self, worth: float) -> None:
+        """What was seen was long ago: it counts as so many values."""
+        self.seen = min(self.seen, worth)
 
 
 class Answer:
@@ -55,8 +59,6 @@ class Regime:
         self._answers: dict[int, Answer] = {}  # by tokens wanted
 
     def learn_plain(self, turn_ms: float, sessions: int) -> None:
-        if not self.plain.seen:  # what rows cost was not known: none of these steps had as few
-            self.spec = Mean()
         self.plain.learn(turn_ms, MEMORY_ROUNDS * sessions)
 
     def learn_spec(self, turn_ms: float, sessions: int) -> None:

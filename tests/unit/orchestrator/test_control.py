@@ -76,6 +76,7 @@ def test_goes_without_at_high_load_and_comes_back_when_it_falls() -> None:
         session.left = 1
     world.run(500)
     assert len(world.sessions) == 1
+    world.run(3000)
     rounds, drafted = world.rounds, world.drafting_rounds
     world.run(5000)
     assert world.drafting_rounds - drafted > 0.7 * (world.rounds - rounds)
