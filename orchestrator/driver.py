@@ -50,7 +50,7 @@ class _Live:
     draft: str = ""
     numerics: str = ""  # of its first target
     timers: dict[ev.Timer, asyncio.TimerHandle] = field(default_factory=dict)
-    step_sent: float = 0.0
+    step_sent: float = 0.0  # when the Step left that no answer has come for; 0: none waits, the target goes on by itself
     answered: float = 0.0  # when the last answer came; 0 once a Step has followed it
 
 
@@ -356,7 +356,9 @@ class Driver:
             if peer.dialect is TARGET:
                 if live.generation.target == peer.name:
                     live.answered = time.perf_counter()
-                    self._observe(self.observer.answered, item, live.answered - live.step_sent, heard)
+                    took_s = live.answered - live.step_sent if live.step_sent else None
+                    live.step_sent = 0.0
+                    self._observe(self.observer.answered, item, took_s, heard)
                     self.feed(item.session_id, ev.Answered(self._believed(item)))
             elif live.generation.drafting.name == peer.name:
                 if not isinstance(item, terms.Proposal) or is_sound(item, self._vocab_size):

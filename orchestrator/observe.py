@@ -50,13 +50,14 @@ class Observer:
             for position in range(told.num_accepted):
                 self._per_position.add(1, position=position)
 
-    def answered(self, answer: terms.Answer, took_s: float, heard: Heard) -> None:
-        """A round as seen from here; `wire` is what the target does not account for."""
+    def answered(self, answer: terms.Answer, took_s: float | None, heard: Heard) -> None:
+        """A round as seen from here; `wire` is what the target does not account for. `took_s` None: the target began it by itself."""
         if isinstance(answer.outcome, terms.Result) and heard.engine_us:
             queue_s, engine_s = answer.queue_us / 1e6, heard.engine_us / 1e6
             self._duration.record(queue_s, phase="queue")
             self._duration.record(engine_s, phase="engine")
-            self._duration.record(max(0.0, took_s - queue_s - engine_s), phase="wire")
+            if took_s is not None:
+                self._duration.record(max(0.0, took_s - queue_s - engine_s), phase="wire")
 
     def waited(self, seconds: float) -> None:
         """Between an answer and the next Step: the turn here, and what a miss waits for the draft."""

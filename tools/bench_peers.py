@@ -38,7 +38,7 @@ from peer_catalogue import (
     Environment,
     command,
 )
-from peer_page import Found, page
+from peer_page import BUSY, Found, page
 from prepare_models import fetch_gguf
 from registry import SetupFailed, run_pip
 
@@ -54,6 +54,7 @@ TAIL = 300
 
 def main() -> int:
     options = _options()
+    load = os.getloadavg()[0]  # of others: nothing of ours has run yet
     os.chdir(ROOT)
     PEERS.mkdir(exist_ok=True)
     chosen = [c for c in CONTENDERS if not options.only or c.key in options.only]
@@ -61,7 +62,7 @@ def main() -> int:
     with LOG.open("a") as log:
         reasons = {c.key: reason for c in chosen if (reason := _prepared(c.environment, log))}
         write_prompts()
-        _resume_or_begin(settings, options.fresh)
+        _resume_or_begin(settings, options.fresh, load)
         if CORES:
             os.sched_setaffinity(0, CORES)  # what runs from here on inherits it
         chosen = [c for c in chosen if c.key not in reasons]
@@ -170,12 +171,12 @@ def _digest() -> str:
     return state.hexdigest()[:16]
 
 
-def _resume_or_begin(settings: dict[str, Any], fresh: bool) -> None:
+def _resume_or_begin(settings: dict[str, Any], fresh: bool, load: float) -> None:
     same = SETTINGS.is_file() and json.loads(SETTINGS.read_text())["settings"] == settings
     if fresh or COMPLETE.exists() or not same:
         shutil.rmtree(RESULTS, ignore_errors=True)
         RESULTS.mkdir()
-        SETTINGS.write_text(json.dumps({"settings": settings, "load": os.getloadavg()[0]}))
+        SETTINGS.write_text(json.dumps({"settings": settings, "load": load}))
     elif any(RESULTS.glob("round-*.json")):
         print("going on with the measurement that was interrupted", flush=True)
 
@@ -253,6 +254,8 @@ def write_page(runs: list[dict[str, Any]], options: argparse.Namespace) -> None:
     about = {"machine": machine(), "python": versions(())["python"], "max_tokens": options.max_tokens, "load": load}
     found = Found(runs, [int(part) for part in options.streams.split(",")])
     options.page.write_text(page(PAGE.read_text(), found, about))
+    if load > BUSY:
+        print(f"the load average was {load:.1f} when it began: others were at work, and the figures mean little", flush=True)
     print(f"{options.page} is written", flush=True)
 
 

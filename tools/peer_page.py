@@ -13,6 +13,7 @@ from typing import Any
 from peer_catalogue import CONTENDERS, OURS, Contender, command
 
 BEGIN, END = "<!-- written by make bench-peers: begin -->", "<!-- written by make bench-peers: end -->"
+BUSY = 1.0  # load average before anything of ours has run
 Run = Mapping[str, Any]
 _ENVIRONMENT: Mapping[str, str] = {contender.key: contender.environment for contender in CONTENDERS}
 
@@ -88,11 +89,15 @@ def _about(found: Found, about: Mapping[str, Any]) -> str:
     versions = "; ".join(told)
     return (
         f"**Machine.** {machine['processor']}, two cores of it (of {machine['cores_of_machine']}), {machine['memory_gib']} GiB, "
-        f"{machine['system']}; {features}. Load average when it began: {about['load']:.2f}.\n\n"
+        f"{machine['system']}; {features}. Load average when it began: {about['load']:.2f}{_warning(about['load'])}.\n\n"
         f"**Versions.** Python {about['python']}; {versions}.\n\n"
         f"**Work.** {about['max_tokens']} tokens an answer, greedy, end-of-sequence ids taken as ordinary ones; "
         f"{found.rounds} round{'s' if found.rounds != 1 else ''}, medians over them."
     )
+
+
+def _warning(load: float) -> str:
+    return ", so others were at work: the figures mean little, above all those of engines with two threads" if load > BUSY else ""
 
 
 def _rates(found: Found) -> str:

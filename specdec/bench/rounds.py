@@ -5,7 +5,8 @@
 Starts a system of its own. Each way asks the prompts twice: for one token, then for all of them. The first is what prompts cost, and is
 taken off, so that a mean is that of rounds that decode. Means per round in milliseconds:
 
-    wire      from the Step's departure to its result, less queue and engine: both ways over gRPC, and both event loops
+    wire      from the Step's departure to its result, less queue and engine: both ways over gRPC, and both event loops; nothing for
+              rounds that the target began by itself, whose way is beside the next one
     queue     in the target, before the engine step
     forward   the engine step, less the sampling in it
     sample    choosing the tokens of the round's rows, noise included
@@ -114,7 +115,7 @@ async def _part(
     before = await _look(running)
     answers = await ask_all(client, questions, sampling, experiment.options(way), 1)
     after = await _look(running)
-    rounds = added(before["orchestrator"], after["orchestrator"], f"{ROUND}_count", phase="wire")
+    rounds = added(before["orchestrator"], after["orchestrator"], f"{ROUND}_count", phase="engine")
     decode_s = sum(a.arrivals[-1][0] - a.first_s for a in answers.answers if a.arrivals)
     return Part({name: _phase(before, after, name) for name in SOURCES}, rounds, answers.tokens, decode_s), answers
 

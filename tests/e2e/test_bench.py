@@ -55,7 +55,7 @@ def test_a_round_by_phase(questioned: Stack) -> None:
     assert found[NONE]["tokens_per_round"] == pytest.approx(1.0) and found[FIXED]["tokens_per_round"] > 1.5
 
 
-def test_a_longer_network_costs_its_time_every_round_and_no_text(questioned: Stack) -> None:
+def test_a_longer_network_costs_time_and_no_text(questioned: Stack) -> None:
     experiment = Experiment(
         PROMPTS, (NONE, FIXED), (1,), (0.0,), repeats=1, batch=2, sampling=SamplingParams(max_tokens=6, ignore_eos=True)
     )
@@ -68,7 +68,7 @@ def test_a_longer_network_costs_its_time_every_round_and_no_text(questioned: Sta
         finally:
             orchestrator.kill()
     (cell,) = report.report(outcome, {})["cells"]
-    assert cell["ways"]["none"]["time_per_token_ms_p50"] >= RTT_MS and cell["ways"]["none"]["first_token_ms_p50"] >= RTT_MS
+    assert all(figure["first_token_ms_p50"] >= RTT_MS for figure in cell["ways"].values())
     assert cell["ways"]["fixed"]["differing"] == 0
 
 

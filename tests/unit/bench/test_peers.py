@@ -179,14 +179,14 @@ def test_a_round_that_does_not_fit_is_not_begun(runner: Any, tools: Any, capsys:
 def test_other_settings_begin_anew(runner: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SETTINGS", "COMPLETE"):
         monkeypatch.setattr(runner, name, Path("results") / name)
-    runner._resume_or_begin({"a": 1}, fresh=True)
+    runner._resume_or_begin({"a": 1}, fresh=True, load=0.0)
     kept = Path("results/round-00-a.json")
     kept.write_text("{}")
-    runner._resume_or_begin({"a": 1}, fresh=False)
+    runner._resume_or_begin({"a": 1}, fresh=False, load=0.0)
     assert kept.exists()
-    runner._resume_or_begin({"a": 2}, fresh=False)
+    runner._resume_or_begin({"a": 2}, fresh=False, load=0.0)
     assert not kept.exists()
     kept.write_text("{}")
     (Path("results") / "COMPLETE").touch()
-    runner._resume_or_begin({"a": 2}, fresh=False)
+    runner._resume_or_begin({"a": 2}, fresh=False, load=0.0)
     assert not kept.exists()
