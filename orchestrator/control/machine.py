@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -29,7 +30,7 @@ MOST_PROBE_MS = 2000.0
 FIRST_INTERVAL_MS, LAST_INTERVAL_MS = 2000.0, 120_000.0
 MIN_READY, FIRST_READY, FEW = 0.05, 0.5, 8  # share of commits that find proposals: at least, and before so many were seen
 CHOOSE_EVERY_MS = 10.0
-CURIOUS_EVERY_MS = 200.0
+CURIOUS_EVERY_MS, MOST_TRIES = 200.0, 4
 IDLE_MS = 500.0  # longer silence is no time spent
 
 
@@ -64,7 +65,7 @@ class _Load:
         self.interval_ms = FIRST_INTERVAL_MS
         self.probe: _Probe | None = None
         self.curious_ms = 0.0  # not curious until then, in busy time
-        self.tried: set[int] = set()  # rows that curiosity asked for
+        self.tried = Counter[int]()  # rows that curiosity asked for
 
 
 class Machine:
@@ -254,15 +255,15 @@ class Machine:
 
     def _look_further(self, load: _Load, slots: list[Slot], outside_ms: float, base: float, waits: list[float], rate: float) -> None:
         """Where one depth for all would be best if its rows, which no step had yet, were as cheap as the nearest fewer ones, it is tried
-        for one round: else an edge of the staircase between what was seen stays unknown for ever. Once for each number of rows."""
+        for one round: else an edge of the staircase between what was seen stays unknown for ever."""
         for depth in range(1, len(waits)):
             gains = [gain for gain, at in slots if at <= depth]
             rows = round(base + len(gains))
-            if rows in load.tried or self.step_time.saw(rows):
+            if load.tried[rows] >= MOST_TRIES or self.step_time.saw(rows):
                 continue
             hoped = outside_ms + self.step_time.below(rows) + waits[depth]
             if len(self.seats) + sum(gains) > hoped * rate * (1 + HYSTERESIS):
-                load.tried.add(rows)
+                load.tried[rows] += 1
                 load.curious_ms = self._busy_ms + CURIOUS_EVERY_MS
                 self.depth, self.threshold, self.row_threshold = depth, 0.0, 0.0
                 return

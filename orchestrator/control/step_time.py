@@ -10,6 +10,8 @@ from __future__ import annotations
 
 FINE = 128  # rows told apart one by one; beyond that in eighths of a power of two
 MEMORY = 30.0  # steps a mean remembers
+ENOUGH = 3.0  # steps of so many rows until their mean is believed
+BESIDE = 0.06  # part of a count that others may differ from it to lend it their means: the best of many is else one that was underrated
 OUTLIER = 1.5  # of the mean: what is above counts as this
 MIN_SLOPE = 0.002  # of a step's time, per row, where nothing was seen
 
@@ -34,7 +36,8 @@ class StepTime:
         return bool(self._mean)
 
     def saw(self, rows: int) -> bool:
-        return _key(rows) in self._mean
+        """Often enough to be believed."""
+        return self._seen.get(_key(rows), 0.0) >= ENOUGH
 
     def below(self, rows: int) -> float:
         """Milliseconds of the most rows that were seen and are not more; a hope for what these take."""
@@ -59,11 +62,18 @@ class StepTime:
         (x0, y0), (x1, y1) = curve[low], curve[high]
         return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
 
+    def _around(self, key: int) -> tuple[float, float]:
+        """Mean and weight of a count of rows and its nearest neighbours."""
+        reach = int(BESIDE * key)
+        near = [k for k in range(key - reach, key + reach + 1) if k in self._mean] if reach and key <= FINE else [key]
+        weight = sum(self._seen[k] for k in near)
+        return sum(self._mean[k] * self._seen[k] for k in near) / weight, weight
+
     def _fit(self) -> list[tuple[int, float]]:
         blocks: list[list[float]] = []  # weighted mean, weight, counts of rows in it
         keys = sorted(self._mean)
         for key in keys:
-            blocks.append([self._mean[key], self._seen[key], 1])
+            blocks.append([*self._around(key), 1])
             while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
                 mean, weight, count = blocks.pop()
                 total = blocks[-1][1] + weight
