@@ -21,7 +21,7 @@ from orchestrator import events as ev
 from orchestrator.checks import check_result
 from orchestrator.drafting import DraftSide
 from orchestrator.events import Admitted, Command, Count, StartTimer, StopTimer, Timer, ToTarget
-from orchestrator.lookahead import EMPTY, Block, agreement
+from orchestrator.lookahead import EMPTY, Block
 from orchestrator.pace import Pace
 from orchestrator.patience import Patience
 from orchestrator.sources import Sources
@@ -220,6 +220,8 @@ class Generation:
             self._open_round(*choice)
         elif not self.drafting.name:
             self._open_round(EMPTY, "no_draft")
+        elif self._ahead:
+            self._open_round(EMPTY, "miss")
         elif wait_ms := self.drafting.grace_ms(self._pace.grace_ms()):
             self.state = State.CHOOSING
             self._tell(StartTimer(Timer.GRACE, wait_ms))
@@ -227,14 +229,13 @@ class Generation:
             self._open_round(EMPTY, "miss")
 
     def _open_round(self, block: Block, outcome: str) -> None:
-        self.at.new_round(block, outcome, 0 if self._pace.speculates else self.at.going.run_ahead)
+        self.at.new_round(block, outcome, 0 if self._pace.speculates and not self._ahead else self.at.going.run_ahead)
         self.tally.opened(outcome)
         self._send_step()
         if not block.own:
             self.lookahead.assume(block.tokens)
         self._tell(*self.drafting.sent(self.lookahead, block))
-        if block.own:
-            self._tell_ahead(self.lookahead.block(2 * self._pace.most + 1))
+        self._tell_ahead(self.lookahead.block(2 * self._pace.most + 1))
 
     def _send_step(self) -> None:
         self.state = State.VERIFYING
@@ -242,12 +243,12 @@ class Generation:
         self._tell(ToTarget(self.target, step), StartTimer(Timer.STEP, self._step_deadline_ms + OVERDUE_MARGIN_MS))
 
     def _tell_ahead(self, chain: Block) -> None:
-        """Lets what goes on behind an outcome of the block in flight wait at the target: the outcome's own token, then the continuation."""
-        if not self._ahead or self.state not in (State.VERIFYING, State.GOING) or not self._pace.speculates:
-            return
-        known = 1 + agreement(chain.tokens, self.at.block.tokens)
-        path = chain.head(known + self._pace.length("draft", chain.confidences[known:]))
-        if len(path.tokens) > known and self.at.going.tell(path):
+        """Lets what goes on behind an outcome of the block in flight wait at the target."""
+        if self._ahead and self._pace.speculates and self.state in (State.VERIFYING, State.GOING):
+            self._offer(self._sources.further(self.at.block, chain))
+
+    def _offer(self, path: Block) -> None:
+        if path.tokens and self.at.going.tell(path):
             self._tell(ToTarget(self.target, self.at.ahead(self.lookahead, path)))
 
     # --- the target answers -------------------------------------------------------------------------------------------
@@ -309,7 +310,7 @@ class Generation:
             unasked = self.at.unasked(round_, result, self.lookahead.length)
             if unasked is None:
                 return
-            outcome, block = "hit" if unasked.tokens else "off", unasked
+            outcome, block = self._word(unasked), unasked
             self.tally.opened(outcome)
         elif self.state is not State.VERIFYING:
             return  # it said that it has no room: it is asked again, and says the same again
@@ -347,13 +348,23 @@ class Generation:
 
     def _go_on(self) -> None:
         """The target has something to go on with, or a round opens."""
-        waiting = self.at.going.waiting()
-        if waiting is None and (self._pace.speculates or not self.at.going.runs or self._reader_behind):
+        waiting, speculates = self.at.going.waiting(), self._pace.speculates
+        if waiting is None and (self._reader_behind or not self.at.going.runs or (speculates and not self._ahead)):
             return self._next_round()
         self.state, self.at.block = State.GOING, waiting or EMPTY
         self._tell(StartTimer(Timer.STEP, SILENT_MS))
-        if waiting is not None:
-            self._tell(*self.drafting.sent(self.lookahead, waiting))
+        if waiting is None and speculates and (choice := self._sources.choose()):
+            self._offer(choice[0])  # it may find the plain row waiting; else it is for the one behind that
+        if not self.at.block.own:
+            self.lookahead.assume(self.at.block.tokens)
+        self._tell(*self.drafting.sent(self.lookahead, self.at.block))
+        self._tell_ahead(self.lookahead.block(2 * self._pace.most + 1))
+
+    def _word(self, block: Block) -> str:
+        """Of a round that nobody asked for, in tally.py."""
+        if not block.tokens:
+            return "miss" if self._pace.speculates else "off"
+        return "hit" if block.own else "ngram"
 
     # --- time and the client -------------------------------------------------------------------------------------------
 

@@ -44,17 +44,20 @@ class Going:
     def tell(self, path: Block) -> bool:
         """Whether the path is news. It waits at the target from here on."""
         n = len(path.tokens)
-        if len(self._paths) >= MAX_PATHS or any(known.tokens[:n] == path.tokens for known in self._paths):
+        if any(known.tokens[:n] == path.tokens for known in self._paths):
             return False
-        self._paths = [known for known in self._paths if path.tokens[: len(known.tokens)] != known.tokens]
-        self._paths.append(path)
-        return True
+        for i, known in enumerate(self._paths):
+            if path.tokens[: len(known.tokens)] == known.tokens:
+                self._paths[i] = path
+                return True
+        if len(self._paths) < MAX_PATHS:
+            self._paths.append(path)
+            return True
+        return False
 
     def waiting(self) -> Block | None:
-        """What the target verifies next, if it rests otherwise: the longest path, of equals the first. None when it is time for a Step."""
-        if self._unasked >= MAX_UNASKED:
-            return None
-        return max(self._paths, key=lambda path: len(path.tokens), default=None)
+        """What the target verifies next, if it rests otherwise: the first that was told. None when it is time for a Step."""
+        return self._paths[0] if self._paths and self._unasked < MAX_UNASKED else None
 
     def fits(self, result: Result, late: bool) -> Block | None:
         """The block that a result nobody asked for may be of; None when it is no such result. `late`: it is told under the round before."""

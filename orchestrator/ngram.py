@@ -31,7 +31,11 @@ class PromptLookup:
             self._tokens.append(token)
             self._newest = tuple(self._tokens[-self._n :]) if len(self._tokens) >= self._n else ()
 
-    def propose(self, num_tokens: int) -> tuple[int, ...]:
-        """At most `num_tokens` tokens; empty when the newest tokens are new."""
-        end = self._latest.get(self._newest) if self._newest else None
+    def propose(self, num_tokens: int, behind: Sequence[int] = ()) -> tuple[int, ...]:
+        """At most `num_tokens` tokens; empty when the newest tokens are new. `behind`: tokens that might be committed next, and then be
+        the newest."""
+        newest = tuple((*self._tokens[-self._n :], *behind)[-self._n :]) if behind and self._n else self._newest
+        if len(newest) < self._n or not newest:
+            return ()
+        end = len(self._tokens) if behind and newest == self._newest else self._latest.get(newest)
         return tuple(self._tokens[end : end + num_tokens]) if end is not None else ()

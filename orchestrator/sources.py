@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.events import Admitted
-from orchestrator.lookahead import EMPTY, Block, Lookahead
+from orchestrator.lookahead import EMPTY, Block, Lookahead, agreement
 from orchestrator.ngram import PromptLookup
 from orchestrator.pace import Pace
 from orchestrator.pacing import block_length
@@ -65,6 +65,21 @@ class Sources:
         if self.lookahead.any or not self._pace.speculates:  # there is a chain, and it is not worth verifying
             return EMPTY, "off"
         return None
+
+    def further(self, block: Block, chain: Block) -> Block:
+        """What may wait at the target while `block` is in flight: an outcome of it, then what goes on behind it. `chain`: what the draft
+        says, EMPTY when nothing; EMPTY when neither it nor the lookup goes on."""
+        known = agreement(chain.tokens, block.tokens)
+        drafted = chain.head(known + 1 + self._pace.length("draft", chain.confidences[known + 1 :]))
+        outcome = chain.tokens[: known + 1] if chain.tokens else block.tokens
+        looked = self._lookup.propose(self._room(self._pace.most) + (not chain.tokens), behind=outcome)
+        own = () if chain.tokens else looked[:1]  # without a draft's word the lookup says also how the block ends
+        guess = looked[len(own) :]
+        guess = guess[: self._pace.length("ngram", (0.0,) * len(guess))] if guess else ()
+        if guess and self._pace.lookup_first(len(guess), len(drafted.tokens) > known + 1):
+            tokens = (*outcome, *own, *guess)
+            return Block(tokens, (None,) * len(tokens), own=False)
+        return drafted if len(drafted.tokens) > known + 1 else EMPTY
 
     def _guess(self, room: int) -> tuple[int, ...]:
         """What the lookup has, as far as it is worth verifying."""

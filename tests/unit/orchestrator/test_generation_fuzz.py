@@ -304,9 +304,13 @@ def test_a_generation_that_counts_a_token_twice_cannot_hide(monkeypatch: pytest.
         original(self, round_, result)
 
     monkeypatch.setattr(Generation, "_on_result", twice)
-    world = World(1, 3, n=40)
-    world.run()
-    assert tuple(world.delivered) != reference(40)[: len(world.delivered)] or world.failed is not None
+    for seed in (0, 1):
+        world = World(seed, 3, n=40)
+        try:
+            world.run()
+        except AssertionError:
+            continue  # a target noticed
+        assert tuple(world.delivered) != reference(40)[: len(world.delivered)] or world.failed is not None
 
 
 def test_prompt_entries_that_are_asked_for_again_cannot_hide(monkeypatch: pytest.MonkeyPatch) -> None:
