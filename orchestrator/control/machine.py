@@ -3,8 +3,8 @@
 Rules
 1. All sessions of a target speculate, or none does: what one of them costs the others is not seen from within it. Among those that
    speculate each has the length that its own chain is worth.
-2. The way that decides more tokens per ms is taken, by what was measured at this load (regime.py) and what the sessions gain now. The other
-   way must be better by HYSTERESIS.
+2. The way that decides more tokens per ms is taken, by what was measured at this load (regime.py) and what the sessions gain now. To begin
+   speculating it must be better by HYSTERESIS: where both are alike, the way that needs less is.
 3. Measurements age. The other way is tried now and then, for some rounds of every session; the more it would lose the more rarely, and
    ever more rarely while it goes on losing: trying costs at most about PROBE_SHARE of the tokens.
 4. A round counts only if it began and ended under one way, and not as the first after a change.
@@ -22,7 +22,7 @@ from orchestrator.control.regime import Regime
 from orchestrator.control.step_time import StepTime
 
 MAX_DEPTH = 64
-HYSTERESIS = 0.02
+HYSTERESIS = 0.04
 PROBE_SHARE = 0.01
 PROBE_ROUNDS = 10  # of every session
 HOPELESS, HOPELESS_ROUNDS = 0.8, 2  # a try that is worse than this share of the usual way ends after so many rounds of every session
@@ -207,7 +207,7 @@ class Machine:
             if over or (enough and not load.speculates and spec_rate < HOPELESS * plain_rate):
                 self._end_probe(load, spec_rate, plain_rate, now_ms)
             return
-        better = spec_rate > plain_rate * (1 + HYSTERESIS) if not load.speculates else spec_rate * (1 + HYSTERESIS) >= plain_rate
+        better = spec_rate > plain_rate * (1.0 if load.speculates else 1 + HYSTERESIS)
         if better != load.speculates and load.regime.plain.seen and load.regime.spec.seen:
             load.speculates, self.switched_ms = better, now_ms
             load.interval_ms = FIRST_INTERVAL_MS
@@ -222,7 +222,7 @@ class Machine:
         assert load.probe is not None
         took, load.probe, self.switched_ms = self._busy_ms - load.probe.began_ms, None, now_ms
         mine, other = (spec_rate, plain_rate) if load.speculates else (plain_rate, spec_rate)
-        if other > mine * (1 + HYSTERESIS):
+        if other > mine * (1.0 if load.speculates else 1 + HYSTERESIS):
             load.speculates = not load.speculates
             load.interval_ms = FIRST_INTERVAL_MS
         else:
