@@ -65,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         target_model=arguments.target_model.absolute(),
         draft_model=arguments.draft_model.absolute(),
         num_speculative_tokens=arguments.num_speculative_tokens,
+        speculative_fanout=arguments.speculative_fanout,
         pins=default_pins(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []),
     )
     chosen.check()

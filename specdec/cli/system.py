@@ -25,6 +25,7 @@ class System:
     targets: int = 1
     drafts: int = 1
     num_speculative_tokens: int | None = None
+    speculative_fanout: int | None = None
     port: int = 0
     pins: dict[str, str] = field(default_factory=dict)  # role → SPECDEC_CPU_AFFINITY
 
@@ -59,8 +60,10 @@ class System:
 
     def _model_settings(self, role: str) -> dict[str, str]:
         model = self.target_model if role == "target" else self.draft_model
-        nice = {"NICE": str(DRAFT_NICE)} if role == "draft" else {}
-        return {**self._common(role), **nice, "MODEL": str(model), "PORT": "0"}
+        own = {"NICE": str(DRAFT_NICE)} if role == "draft" else {}
+        if role == "draft" and self.speculative_fanout is not None:
+            own["SPECULATIVE_FANOUT"] = str(self.speculative_fanout)
+        return {**self._common(role), **own, "MODEL": str(model), "PORT": "0"}
 
     def _common(self, role: str) -> dict[str, str]:
         common = {"HOST": "127.0.0.1", "METRICS_PORT": "0", "DRAIN_MS": str(DRAIN_MS[role])}
@@ -90,3 +93,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target-model", type=Path, default=TARGET_MODEL, metavar="DIR", help="the large model (default: %(default)s)")
     parser.add_argument("--draft-model", type=Path, default=DRAFT_MODEL, metavar="DIR", help="the small model (default: %(default)s)")
     parser.add_argument("--num-speculative-tokens", type=int, metavar="K", help="proposed tokens per round (default: the service's)")
+    parser.add_argument("--speculative-fanout", type=int, metavar="F", help="outcomes of a round a draft works on (default: the service's)")

@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         targets=_count("--targets", arguments.targets, 1),
         drafts=_count("--drafts", arguments.drafts, 0),
         num_speculative_tokens=arguments.num_speculative_tokens,
+        speculative_fanout=arguments.speculative_fanout,
         port=arguments.port,
         pins=parse_pins(arguments.pin),
     )

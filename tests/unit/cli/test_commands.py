@@ -70,10 +70,11 @@ def test_pins() -> None:
 def test_plans_carry_only_known_settings() -> None:
     from specdec.runtime import names
 
-    system = System(num_speculative_tokens=4, pins={"target": "0"}, targets=2)
+    system = System(num_speculative_tokens=4, speculative_fanout=3, pins={"target": "0"}, targets=2)
     plans = [*system.pool_plans(), system.orchestrator_plan([])]
     assert [plan.name for plan in plans] == ["target-0", "target-1", "draft-0", "orchestrator-0"]
     assert all(plan.settings.keys() <= names.SETTINGS[plan.role] for plan in plans)
+    assert plans[2].settings["SPECULATIVE_FANOUT"] == "3" and "SPECULATIVE_FANOUT" not in plans[0].settings
     assert plans[2].settings["NICE"] == "10" and plans[3].settings["NUM_SPECULATIVE_TOKENS"] == "4"
 
 
