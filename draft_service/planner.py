@@ -35,7 +35,7 @@ def draw_up(
         left -= len(row.tokens)
         rows.append(row)
     complete = len(rows) == len(waiting)
-    hungry = any(session.block_end is None for session in waiting)
+    hungry = any(session.hungry for session in waiting)
     most = CHEAP_ROWS - sum(len(row.tokens) for row in rows) if hungry else min(left, BRANCH_ROWS)
     rows += _branches(sessions, most, survives)
     steps = min((row.draws for row in rows), default=0) if complete else 1

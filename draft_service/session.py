@@ -15,8 +15,8 @@ of use (specdec/odds.py): the guess that the block ends in and up to K tokens be
 Rules
 1. Never more than `budget` tokens past the last commit, never past the window or the last token the request may have.
 2. Nothing is drafted behind a token that would end the text: the target either ends there or decides something else.
-3. Tell in one piece when the goal is reached, and at once what is there when a commit fits, tokens of a running step included: the
-   target is free at that moment.
+3. Tell in one piece when the goal is reached, behind a plain token with every step, and at once what is there when a commit fits, tokens of a
+   running step included: the target is free at that moment.
 4. Branches are told with every step that brings them something: nobody knows when the target will be done.
 5. A row of logits that is not finite means no proposal until the next commit; several in a row end the session.
 6. Where a grammar lets nothing follow that is known here, nothing is drafted until the tokens change or the next commit.
@@ -132,6 +132,11 @@ class Session:
         return len(self.chain) - (self.chain.committed if self.block_end is None else self.block_end)
 
     @property
+    def hungry(self) -> bool:
+        """The target waits for a proposal, or decides a plain token and will be done soon: the chain comes before all branches."""
+        return self.block_end is None or (self.block_end == self.block_start and self.usable < 2)
+
+    @property
     def urgency(self) -> tuple[bool, int, int]:
         """Sorts the most urgent first: the target waits for it, it has little, it has not been served for long."""
         return self.block_end is not None, self.usable, self.served
@@ -231,7 +236,8 @@ class Session:
 
     def _due(self) -> Piece | None:
         """What is to be told of the chain."""
-        if self.paused or not (self.flush or (self.wanted == 0 and (self.block_end is None or self.usable > 1))):
+        reached = self.wanted == 0 or (self.block_end == self.block_start and not self.stepping)
+        if self.paused or not (self.flush or (reached and (self.block_end is None or self.usable > 1))):
             return None  # of one token past a block the next round cannot use anything: it is a guess of the bonus
         self.flush = self.flush and self.stepping
         return self.chain.take_unpushed()
