@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from orchestrator.events import Admitted, Command, Count, DraftPlaced, PlaceDraft, StartTimer, Timer, ToDraft
 from orchestrator.lookahead import Block, Lookahead
 from orchestrator.pace import Pace
-from orchestrator.pacing import grace_ms
+from orchestrator.pacing import BREAKER_AFTER, grace_ms
 from specdec import terms
 
 MAX_RESYNCS = 32  # times in a row, without a usable proposal between, that a draft may lose the thread
+FIRST_SHUT, LAST_SHUT = 16, 1024  # commits for which a silent draft is not waited for
 MAX_RETRY_MS = 60_000  # longest a draft's word keeps a session from asking again
 
 
@@ -30,6 +31,7 @@ class DraftSide:
         self._foreign = False  # the lookahead may hold tokens that the present draft does not know
         self._guest: tuple[int, ...] = ()  # the block in flight, when it came from elsewhere: the draft dropped its own for it
         self._resyncs = self._silent_graces = 0
+        self._shut = self._shut_left = 0  # commits until a silent draft is waited for once more, and how many are left
         self._avoid = ""  # who refused the session last
         self._resting = self._deferred = False  # the draft was told to; a draft was not asked for because it would have to
         self._missed: list[int] = []  # tokens committed while it rests,
@@ -88,6 +90,9 @@ class DraftSide:
     def committed(self, length: int, hash_: int, tokens: tuple[int, ...], lookahead: Lookahead) -> list[Command]:
         """`tokens` were committed after a prefix of `length` tokens; `lookahead` has moved on already."""
         self._pace.committed(lookahead.any)
+        self._shut_left -= 1
+        if self._shut_left == 0:  # a target that is faster than its draft, and does not wait, would never see it catch up
+            self._silent_graces = BREAKER_AFTER - 1
         if self._resting:
             self._missed += tokens
             return self._go_on(lookahead) if self._pace.drafts else []
@@ -141,12 +146,14 @@ class DraftSide:
 
     def helped(self) -> None:
         """A usable proposal came: it is worth waiting for the next one. One that only ever says what nobody can use is not."""
-        self._silent_graces = self._resyncs = 0
+        self._silent_graces = self._resyncs = self._shut = 0
         self._pace.proposed()
 
     def stayed_silent(self) -> None:
         """A grace passed without a usable proposal."""
         self._silent_graces += 1
+        if self._silent_graces >= BREAKER_AFTER:
+            self._shut_left = self._shut = min(2 * self._shut, LAST_SHUT) if self._shut else FIRST_SHUT
 
     def grace_ms(self, most: float) -> float:
         """How long the next round may wait for a proposal."""

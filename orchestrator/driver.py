@@ -71,7 +71,7 @@ class Driver:
             for dialect, names in ((TARGET, settings.targets), (DRAFT, settings.drafts))
         }
         self._targets, self._drafts = Places(self._pools["target"]), Places(self._pools["draft"])
-        self._desk = Desk(settings.max_grace_ms)
+        self._desk = Desk(settings.max_grace_ms, settings.ahead)
         self._tasks: list[asyncio.Task[None]] = []
         self._unrecorded: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # metrics of the last RECORD_AFTER_S
         self._model: terms.ModelInfo | None = None

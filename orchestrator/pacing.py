@@ -15,5 +15,5 @@ def block_length(num_speculative_tokens: int, *, decided: int, max_tokens: int, 
 
 
 def grace_ms(max_grace_ms: float, *, silent_graces: int) -> float:
-    """How long a miss may wait for the draft. A draft that let several graces pass in silence is waited for no more."""
+    """How long a miss may wait for the draft. A draft that let several graces pass in silence is not waited for."""
     return 0.0 if silent_graces >= BREAKER_AFTER else max_grace_ms

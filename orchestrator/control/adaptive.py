@@ -22,6 +22,7 @@ from specdec.terms import Result
 WORTHLESS_ROUNDS = 4  # in a row, until a session rests
 FIRST_REST, LAST_REST = 16, 256  # rounds
 TRIAL_ROUNDS = 6
+CATCH_UP_ROUNDS = 8  # that a draft which goes on has before it is waited for: a target faster than it would never be caught up with
 
 
 class WatchedPace(FixedPace):
@@ -46,17 +47,21 @@ class WatchedPace(FixedPace):
 class AdaptivePace(Seat):
     adaptive = True
 
-    def __init__(self, most: int, max_grace_ms: float, clock: Clock, draft: Survival, lookup: Survival, begins: bool) -> None:
-        """`draft`, `lookup`: what is known of these sources over all sessions; `begins`: the draft is asked from the first token on."""
-        super().__init__(clock, rows=1)
+    def __init__(
+        self, most: int, max_grace_ms: float, clock: Clock, draft: Survival, lookup: Survival, begins: bool, waits: bool = True
+    ) -> None:
+        """`draft`, `lookup`: what is known of these sources over all sessions; `begins`: the draft is asked from the first token on;
+        `waits`: rounds wait for it."""
+        super().__init__(clock, 1, waits)
         self.most, self._max_grace_ms = most, max_grace_ms
         self._draft, self._lookup = SessionSurvival(draft), SessionSurvival(lookup)
         self.speculates = self.drafts = begins and most > 0
         self.wanted = most  # tokens the draft is asked for
         self._warm = self._awoken = False  # the draft has spoken since it was asked to go on; it had rested before
+        self._drafted = False  # this round had a block of the draft's
         self._asked_ms: float | None = None  # commit at which the draft had nothing, while it is silent
         self._outlook: list[float] = []
-        self._worthless = self._rest_left = self._trial_left = 0
+        self._worthless = self._rest_left = self._trial_left = self._cold_rounds = 0
         self._rest = FIRST_REST
 
     # --- asked before a round -----------------------------------------------------------------------------------------
@@ -86,7 +91,7 @@ class AdaptivePace(Seat):
         return (1 + looked) * (round_ms + wait_ms) >= (1 + drafted) * round_ms
 
     def grace_ms(self) -> float:
-        if self._awoken and not self._warm:
+        if self._awoken and not self._warm and self._cold_rounds < CATCH_UP_ROUNDS:
             return 0.0
         machine = self.machine
         patience_ms = None if machine is None else machine.regime.patience_ms(self.wanted)
@@ -108,6 +113,7 @@ class AdaptivePace(Seat):
 
     def learn(self, source: str, block: Block, result: Result) -> None:
         if source == "draft":
+            self._drafted = True
             self._draft.learn(block.confidences, result.num_verified, result.num_accepted)
             self._outlook = []
         elif source == "ngram":
@@ -119,6 +125,9 @@ class AdaptivePace(Seat):
             return
         if began_ms is not None and (self._warm or not self.speculates):  # like neither while the draft has yet to catch up
             machine.learn_round(began_ms, self.speculates or bool(self._rest_left))
+            if self.speculates and not self.waits:
+                machine.regime.learn_share(self.wanted, self._drafted, len(machine.seats))
+        self._drafted = False
         if self._asked_ms is not None:  # silent for the whole round: it takes at least as long
             machine.learn_answer(self.wanted, self._clock.now_ms - self._asked_ms)
         machine.decide(self._clock.now_ms)
@@ -151,8 +160,9 @@ class AdaptivePace(Seat):
         self.wanted = max(1, n)
         if not self.drafts:
             self.speculates = self.drafts = self._awoken = True
-            self._warm = False
+            self._warm, self._cold_rounds = False, 0
             self._draft.doubt()
+        self._cold_rounds += not self._warm
 
     def _sleep(self) -> None:
         self.speculates = self.drafts = False

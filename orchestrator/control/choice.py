@@ -32,13 +32,16 @@ class Choice:
 NOTHING = Choice(math.inf, 0, 0.0)
 
 
-def choose(sessions: int, slots: Sequence[Slot], times: Sequence[float], waits: Sequence[float]) -> Choice:
+def choose(sessions: int, slots: Sequence[Slot], times: Sequence[float], waits: Sequence[float], shares: Sequence[float] = ()) -> Choice:
     """The best way to verify at least one slot. `slots`: all that may be proposed, largest gain first; `times[m]`: ms of a round that
-    verifies m of them, without its wait, which is `waits[depth]` for the deepest."""
+    verifies m of them, without its wait, which is `waits[depth]` for the deepest; `shares[depth]` of rounds have a block, empty = all."""
     best = NOTHING
     for depth in range(1, len(waits)):
-        waited = [time + waits[depth] for time in times]
-        best = max(best, prefix(sessions, [slot for slot in slots if slot[1] <= depth], waited), key=lambda choice: choice.rate)
+        share = shares[depth] if shares else 1.0
+        mean = [waits[depth] + times[0] + share * (time - times[0]) for time in times]
+        found = prefix(sessions, [slot for slot in slots if slot[1] <= depth], mean, share)
+        if found.rate > best.rate:
+            best = Choice(found.threshold, depth, found.rate)
     return best
 
 

@@ -7,7 +7,7 @@ from orchestrator.control.machine import Machine
 from orchestrator.control.survival import Survival
 from orchestrator.events import Admitted
 from orchestrator.pace import Pace
-from specdec.terms import Answer, Result
+from specdec.terms import Answer, RejectionMethod, Result
 
 LOOKUP_PRIOR = 0.5  # that a looked-up token stands, before any was seen
 
@@ -15,8 +15,9 @@ LOOKUP_PRIOR = 0.5  # that a looked-up token stands, before any was seen
 class Desk:
     """Implements seat.Clock."""
 
-    def __init__(self, max_grace_ms: float) -> None:
-        self.now_ms = 0.0
+    def __init__(self, max_grace_ms: float, ahead: bool = False) -> None:
+        """`ahead`: targets go on while the draft works, where the method lets them."""
+        self.now_ms, self._ahead = 0.0, ahead
         self._max_grace_ms = max_grace_ms
         self._machines: dict[str, Machine] = {}
         self._draft = {greedy: Survival() for greedy in (True, False)}
@@ -31,7 +32,8 @@ class Desk:
         if not request.adaptive or not most:
             return WatchedPace(most, self._max_grace_ms, self)
         greedy = request.sampling.greedy
-        return AdaptivePace(most, self._max_grace_ms, self, self._draft[greedy], self._lookup[greedy], self._begins(live))
+        waits = not self._ahead or request.rejection_method is not RejectionMethod.COUPLED
+        return AdaptivePace(most, self._max_grace_ms, self, self._draft[greedy], self._lookup[greedy], self._begins(live), waits)
 
     def _begins(self, live: int) -> bool:
         """Whether a session should have a draft from its first token on: it will speculate, as far as is known."""

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
-from orchestrator.control.choice import Slot, choose, prefix
+from orchestrator.control.choice import NOTHING, Slot, choose, prefix
 from orchestrator.control.regime import Regime
 from orchestrator.control.step_time import StepTime
 
@@ -39,6 +39,10 @@ class Seat(Protocol):
 
     @property
     def adaptive(self) -> bool: ...
+
+    @property
+    def waits(self) -> bool:
+        """Its rounds wait for its draft; else the target goes on with plain rows meanwhile."""
 
     @property
     def rows(self) -> int:
@@ -79,7 +83,7 @@ class Machine:
         self.step_ms = 0.0
         self.heard_ms = self._chosen_ms = -1e9
         self._busy_ms = 0.0
-        self._rows = self._adaptive = 0  # rows that sessions do not choose, and sessions that choose
+        self._rows = self._adaptive = self._waiting = 0  # rows that sessions do not choose, sessions that choose, those of them that wait
         self._foreign = 0.0  # rows of other orchestrators, running mean
         self._told = 0  # sessions that the newest step answered
         self._wave = 1.0  # the same, running mean
@@ -103,6 +107,7 @@ class Machine:
         self._stale = True
         self._rows += count * seat.rows
         self._adaptive += count * seat.adaptive
+        self._waiting += count * (seat.adaptive and seat.waits)
         before = self.speculates
         self._bin = max(0, len(self.seats) - 1).bit_length()
         if self.speculates != before:
@@ -242,7 +247,12 @@ class Machine:
         late = 1 - math.pow(ready, min(n, max(1.0, self._wave)))  # share of the steps that wait for somebody's draft
         times = [spec_ms + curve.at(base + m) - curve.at(base) for m in range(len(slots) + 1)]
         waits = [late * regime.answer_ms(depth) for depth in range(deepest + 1)]
-        patient, hasty = choose(n, slots, times, waits), prefix(n, slots, times, ready)
+        if self._waiting:
+            patient, hasty = choose(n, slots, times, waits), prefix(n, slots, times, ready)
+        else:
+            shares = [regime.share(depth) for depth in range(deepest + 1)]
+            waits = [0.0] * len(waits)
+            patient, hasty = NOTHING, choose(n, slots, times, waits, shares)
         self.patient = patient.rate >= hasty.rate
         best = patient if self.patient else hasty
         self.threshold, self.depth = best.threshold, best.depth

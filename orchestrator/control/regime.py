@@ -15,7 +15,7 @@ import math
 MEMORY_ROUNDS = 24  # rounds of every session that a mean remembers
 OUTLIER = 5.0  # of the mean: what is above counts as this; results that a busy core reads in bursts are nothing unusual
 PATIENCE, SPREADS = 1.5, 3.0  # how many times the usual answer, and its spread, a wait may take
-FEW_ANSWERS = 4
+FEW_ANSWERS, FIRST_SHARE, LEAST_SHARE = 4, 0.5, 0.02
 ANSWER_BESIDE = 1.0  # what an answer of the draft takes beside its tokens, in tokens
 
 
@@ -57,6 +57,7 @@ class Regime:
         self.plain, self.spec = Mean(), Mean()  # ms of a round without its rows' share, and without the wait
         self.ready = Mean(math.inf)  # share of the commits at which the draft had something
         self._answers: dict[int, Answer] = {}  # by tokens wanted
+        self._shares: dict[int, Mean] = {}  # of the commits that had a block, by tokens wanted
 
     def learn_plain(self, turn_ms: float, sessions: int) -> None:
         self.plain.learn(turn_ms, MEMORY_ROUNDS * sessions)
@@ -70,6 +71,19 @@ class Regime:
         self.ready.learn(float(after_ms is None), memory)
         if after_ms is not None:
             self._answers.setdefault(wanted, Answer()).learn(after_ms, memory)
+
+    def learn_share(self, wanted: int, block: bool, sessions: int) -> None:
+        """A session that nobody waits for committed, with a block or without."""
+        self._shares.setdefault(wanted, Mean(math.inf)).learn(float(block), MEMORY_ROUNDS * sessions)
+
+    def share(self, wanted: int) -> float:
+        """Of the commits that have a block when so many tokens are wanted and nobody waits for them: more of them take longer."""
+        tried = [k for k, mean in self._shares.items() if mean.seen >= FEW_ANSWERS]
+        if not tried:
+            return FIRST_SHARE
+        nearest = min(tried, key=lambda k: (abs(k - wanted), k))
+        share = self._shares[nearest].value * (nearest + ANSWER_BESIDE) / (wanted + ANSWER_BESIDE)
+        return max(LEAST_SHARE, min(1.0, share))
 
     def answer_ms(self, wanted: int) -> float:
         """How long the draft takes for so many tokens when it has nothing ready; 0 when nothing is known."""

@@ -23,8 +23,8 @@ class Clock(Protocol):
 class Seat:
     adaptive = False
 
-    def __init__(self, clock: Clock, rows: int) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, rows: int, waits: bool = True) -> None:
+        self._clock, self.waits = clock, waits
         self.rows = rows
         self.machine: Machine | None = None
         self._sat = False

@@ -133,6 +133,15 @@ def test_no_other_choice_of_leading_slots_is_better(chains: list[list[float]], f
         assert any(gain >= found.threshold for gain, _ in slots)
 
 
+def test_a_depth_that_is_seldom_ready_is_not_wanted() -> None:
+    """Where nobody waits, asking for more tokens means a block less often."""
+    slots = sorted(((0.8**depth, depth) for depth in range(1, 6)), reverse=True)
+    times, none = [10.0 + 0.1 * m for m in range(6)], [0.0] * 6
+    assert choose(1, slots, times, none, [1.0] * 6).depth == 5
+    seldom = choose(1, slots, times, none, [1.0, 0.6, 0.3, 0.2, 0.15, 0.1])
+    assert seldom.depth == 1 and seldom.rate == pytest.approx(1.48 / 10.06)
+
+
 def test_a_threshold_lies_where_a_slot_just_pays() -> None:
     slots = [(0.9, 1), (0.9, 1), (0.5, 2), (0.1, 3)]
     choice = prefix(2, slots, [10.0 + 0.5 * m for m in range(5)])

@@ -199,7 +199,7 @@ def test_the_draft_is_told_a_block_from_elsewhere_and_then_knows_it() -> None:
 
 
 def test_a_refused_block_leaves_tokens_that_the_draft_dropped_for_it() -> None:
-    tree, side = Lookahead(PROMPT), DraftSide(admitted())
+    tree, side = Lookahead(PROMPT), DraftSide(admitted(), FixedPace(2, 0))
     side.placed(DraftPlaced("d", 16), PROMPT, tree, None)
     tree.add(Proposal("s", 1, 3, prefix_hash(PROMPT), (20, 21, 22)))
     tree.assume((8, 9))
@@ -216,7 +216,7 @@ def test_a_refused_block_leaves_tokens_that_the_draft_dropped_for_it() -> None:
 
 def test_a_draft_with_shorter_blocks_hears_of_the_beginning() -> None:
     """Told of more than it takes it would refuse the session for good."""
-    tree, side = Lookahead(PROMPT), DraftSide(admitted())
+    tree, side = Lookahead(PROMPT), DraftSide(admitted(), FixedPace(2, 0))
     side.placed(DraftPlaced("d", 3), PROMPT, tree, None)
     (sent,) = told(side.sent(tree, guest(*range(50, 60))))
     assert isinstance(sent, terms.Sent) and (sent.num_proposed, sent.tokens) == (3, (50, 51, 52))

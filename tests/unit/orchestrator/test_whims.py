@@ -33,7 +33,7 @@ class Whims(FixedPace):
         return self._random.random() < 0.5
 
     def grace_ms(self) -> float:
-        return self._random.choice((0.0, 5.0))
+        return self._random.choice((0.0, 50.0, 50.0))
 
     def committed(self, ready: bool) -> None:
         self.wanted = self._random.randint(1, self.most)
