@@ -10,9 +10,11 @@ here, with either method. A source is chosen before its tokens, or confidences, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from orchestrator.control.choice import worth
+from orchestrator.control.regime import Mean
 from orchestrator.control.seat import Clock, Seat
 from orchestrator.control.survival import SessionSurvival, Survival
 from orchestrator.lookahead import Block
@@ -22,6 +24,7 @@ from specdec.terms import Result
 WORTHLESS_ROUNDS = 4  # in a row, until a session rests
 FIRST_REST, LAST_REST = 16, 256  # rounds
 TRIAL_ROUNDS = 6
+LOOKED_OWN, LOOKED_COMMON, LOOKED_PRIOR = 64.0, 256.0, 16.0  # rounds that means of lookups remember, and that the common one is worth
 CATCH_UP_ROUNDS = 8  # that a draft which goes on has before it is waited for: a target faster than it would never be caught up with
 
 
@@ -58,11 +61,17 @@ class AdaptivePace(Seat):
         self.speculates = self.drafts = begins and most > 0
         self.wanted = most  # tokens the draft is asked for
         self._warm = self._awoken = False  # the draft has spoken since it was asked to go on; it had rested before
-        self._drafted = False  # this round had a block of the draft's
+        self._drafted, self._looked_up = False, 0  # this round had a block of the draft's; tokens of a looked-up block that stood
+        self._mean_looked = Mean(math.inf)
         self._asked_ms: float | None = None  # commit at which the draft had nothing, while it is silent
         self._outlook: list[float] = []
         self._worthless = self._rest_left = self._trial_left = self._cold_rounds = 0
         self._rest = FIRST_REST
+
+    @property
+    def looked(self) -> float:  # type: ignore[override]
+        own, common = self._mean_looked, 0.0 if self.machine is None else self.machine.regime.looked.value
+        return (own.value * own.seen + common * LOOKED_PRIOR) / (own.seen + LOOKED_PRIOR)
 
     # --- asked before a round -----------------------------------------------------------------------------------------
 
@@ -117,6 +126,7 @@ class AdaptivePace(Seat):
             self._draft.learn(block.confidences, result.num_verified, result.num_accepted)
             self._outlook = []
         elif source == "ngram":
+            self._looked_up = result.num_accepted
             self._lookup.learn((0.0,) * len(block.tokens), result.num_verified, result.num_accepted)
 
     def committed(self, ready: bool) -> None:
@@ -125,9 +135,12 @@ class AdaptivePace(Seat):
             return
         if began_ms is not None and (self._warm or not self.speculates):  # like neither while the draft has yet to catch up
             machine.learn_round(began_ms, self.speculates or bool(self._rest_left))
+            if self.speculates:
+                machine.regime.looked.learn(self._looked_up, LOOKED_COMMON * len(machine.seats))
+                self._mean_looked.learn(self._looked_up, LOOKED_OWN)
             if self.speculates and not self.waits:
                 machine.regime.learn_share(self.wanted, self._drafted, len(machine.seats))
-        self._drafted = False
+        self._drafted, self._looked_up = False, 0
         if self._asked_ms is not None:  # silent for the whole round: it takes at least as long
             machine.learn_answer(self.wanted, self._clock.now_ms - self._asked_ms)
         machine.decide(self._clock.now_ms)

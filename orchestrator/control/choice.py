@@ -32,22 +32,23 @@ class Choice:
 NOTHING = Choice(math.inf, 0, 0.0)
 
 
-def choose(sessions: int, slots: Sequence[Slot], times: Sequence[float], waits: Sequence[float], shares: Sequence[float] = ()) -> Choice:
-    """The best way to verify at least one slot. `slots`: all that may be proposed, largest gain first; `times[m]`: ms of a round that
-    verifies m of them, without its wait, which is `waits[depth]` for the deepest; `shares[depth]` of rounds have a block, empty = all."""
+def choose(tokens: float, slots: Sequence[Slot], times: Sequence[float], waits: Sequence[float], shares: Sequence[float] = ()) -> Choice:
+    """The best way to verify at least one slot. `tokens` = decided without any; `slots`: all that may be proposed, largest gain first;
+    `times[m]`: ms of a round that verifies m of them, without its wait, which is `waits[depth]` for the deepest; `shares[depth]` of the
+    rounds have a block, empty = all."""
     best = NOTHING
     for depth in range(1, len(waits)):
         share = shares[depth] if shares else 1.0
         mean = [waits[depth] + times[0] + share * (time - times[0]) for time in times]
-        found = prefix(sessions, [slot for slot in slots if slot[1] <= depth], mean, share)
+        found = prefix(tokens, [slot for slot in slots if slot[1] <= depth], mean, share)
         if found.rate > best.rate:
             best = Choice(found.threshold, depth, found.rate)
     return best
 
 
-def prefix(sessions: int, slots: Sequence[Slot], times: Sequence[float], share: float = 1.0) -> Choice:
+def prefix(tokens: float, slots: Sequence[Slot], times: Sequence[float], share: float = 1.0) -> Choice:
     """The same where nothing is waited for; `share` of the rounds have a block."""
-    best, count, total = 0.0, 0, float(sessions)
+    best, count, total = 0.0, 0, tokens
     for m, (gain, _) in enumerate(slots, 1):
         total += share * gain
         if total > best * times[m]:

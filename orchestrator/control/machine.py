@@ -48,8 +48,12 @@ class Seat(Protocol):
     def rows(self) -> int:
         """Rows of its rounds that it does not choose: 1 and a fixed block."""
 
+    @property
+    def looked(self) -> float:
+        """Tokens that its rounds gain by lookups, on the average, where it speculates."""
+
     def outlook(self) -> Iterable[float]:
-        """Gain of each slot that it could propose."""
+        """Gain of each slot that its draft could propose."""
 
 
 class _Probe:
@@ -247,17 +251,18 @@ class Machine:
         late = 1 - math.pow(ready, min(n, max(1.0, self._wave)))  # share of the steps that wait for somebody's draft
         times = [spec_ms + curve.at(base + m) - curve.at(base) for m in range(len(slots) + 1)]
         waits = [late * regime.answer_ms(depth) for depth in range(deepest + 1)]
+        tokens = n + sum(seat.looked for seat in self.seats)
         if self._waiting:
-            patient, hasty = choose(n, slots, times, waits), prefix(n, slots, times, ready)
+            patient, hasty = choose(tokens, slots, times, waits), prefix(tokens, slots, times, ready)
         else:
             shares = [regime.share(depth) for depth in range(deepest + 1)]
             waits = [0.0] * len(waits)
-            patient, hasty = NOTHING, choose(n, slots, times, waits, shares)
+            patient, hasty = NOTHING, choose(tokens, slots, times, waits, shares)
         self.patient = patient.rate >= hasty.rate
         best = patient if self.patient else hasty
         self.threshold, self.depth = best.threshold, best.depth
         usual = waits[best.depth] if self.patient else 0.0
-        sunk = prefix(n, slots, [time + usual for time in times])
+        sunk = prefix(tokens, slots, [time + usual for time in times])
         self.row_threshold = min(best.threshold, sunk.threshold)
         if load.speculates and load.probe is None and self._busy_ms >= load.curious_ms:
             self._look_further(load, slots, spec_ms - curve.at(base), base, waits, best.rate)

@@ -56,6 +56,7 @@ class Regime:
     def __init__(self) -> None:
         self.plain, self.spec = Mean(), Mean()  # ms of a round without its rows' share, and without the wait
         self.ready = Mean(math.inf)  # share of the commits at which the draft had something
+        self.looked = Mean(math.inf)  # tokens that a round gains by lookups while sessions speculate
         self._answers: dict[int, Answer] = {}  # by tokens wanted
         self._shares: dict[int, Mean] = {}  # of the commits that had a block, by tokens wanted
 

@@ -22,6 +22,7 @@ class Clock(Protocol):
 
 class Seat:
     adaptive = False
+    looked = 0.0
 
     def __init__(self, clock: Clock, rows: int, waits: bool = True) -> None:
         self._clock, self.waits = clock, waits
