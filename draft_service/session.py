@@ -15,8 +15,8 @@ of use (specdec/odds.py): the guess that the block ends in and up to K tokens be
 Rules
 1. Never more than `budget` tokens past the last commit, never past the window or the last token the request may have.
 2. Nothing is drafted behind a token that would end the text: the target either ends there or decides something else.
-3. Tell in one piece when the goal is reached, behind a plain token with every step, and at once what is there when a commit fits, tokens of a
-   running step included: the target is free at that moment.
+3. Tell in one piece when the goal is reached, behind a plain token with every step, and at once what is there when a commit fits, tokens
+   of a running step included: the target is free at that moment.
 4. Branches are told with every step that brings them something: nobody knows when the target will be done.
 5. A row of logits that is not finite means no proposal until the next commit; several in a row end the session.
 6. Where a grammar lets nothing follow that is known here, nothing is drafted until the tokens change or the next commit.
