@@ -61,6 +61,7 @@ class Generation:
         self._avoid = ""  # who held it last
         self._patience = Patience()
         self._ahead = ahead and request.rejection_method is RejectionMethod.COUPLED
+        self._never_waits = self._ahead and not pace.waits
         self.drafting = DraftSide(request, pace)
         self._reader_behind = False
         self._told: list[Command] = []
@@ -220,7 +221,7 @@ class Generation:
             self._open_round(*choice)
         elif not self.drafting.name:
             self._open_round(EMPTY, "no_draft")
-        elif self._ahead:
+        elif self._never_waits:
             self._open_round(EMPTY, "miss")
         elif wait_ms := self.drafting.grace_ms(self._pace.grace_ms()):
             self.state = State.CHOOSING
@@ -229,7 +230,7 @@ class Generation:
             self._open_round(EMPTY, "miss")
 
     def _open_round(self, block: Block, outcome: str) -> None:
-        self.at.new_round(block, outcome, 0 if self._pace.speculates and not self._ahead else self.at.going.run_ahead)
+        self.at.new_round(block, outcome, 0 if self._pace.speculates and not self._never_waits else self.at.going.run_ahead)
         self.tally.opened(outcome)
         self._send_step()
         if not block.own:
@@ -349,7 +350,7 @@ class Generation:
     def _go_on(self) -> None:
         """The target has something to go on with, or a round opens."""
         waiting, speculates = self.at.going.waiting(), self._pace.speculates
-        if waiting is None and (self._reader_behind or not self.at.going.runs or (speculates and not self._ahead)):
+        if waiting is None and (self._reader_behind or not self.at.going.runs or (speculates and not self._never_waits)):
             return self._next_round()
         self.state, self.at.block = State.GOING, waiting or EMPTY
         self._tell(StartTimer(Timer.STEP, SILENT_MS))

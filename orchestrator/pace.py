@@ -22,6 +22,10 @@ class Pace(Protocol):
         """False: the next round goes without a block, no source is asked."""
 
     @property
+    def waits(self) -> bool:
+        """Whether a round that finds no block waits for the draft; else the target decides a plain token meanwhile, where it may."""
+
+    @property
     def drafts(self) -> bool:
         """False: the draft rests."""
 
@@ -61,9 +65,10 @@ class Pace(Protocol):
 
 
 class FixedPace:
-    """Exactly K, always."""
+    """Exactly K, always: where the draft is late, it is waited for."""
 
     def __init__(self, num_speculative_tokens: int, max_grace_ms: float) -> None:
+        self.waits = True
         self.most = self.wanted = num_speculative_tokens
         self.speculates = self.drafts = num_speculative_tokens > 0
         self._grace_ms = max_grace_ms

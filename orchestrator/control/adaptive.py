@@ -49,6 +49,7 @@ class WatchedPace(FixedPace):
 
 class AdaptivePace(Seat):
     adaptive = True
+    waits = False
 
     def __init__(
         self, most: int, max_grace_ms: float, clock: Clock, draft: Survival, lookup: Survival, begins: bool, waits: bool = True

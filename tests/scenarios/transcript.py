@@ -79,9 +79,11 @@ def _start(
         rejection_method=terms.RejectionMethod(method),
         fork_session_id=fork,
     )
+    pace = FixedPace(request.num_speculative_tokens, 50)
+    pace.waits = not int(run_ahead)
     return Generation(
         request,
-        FixedPace(request.num_speculative_tokens, 50),
+        pace,
         step_deadline_ms=9000,
         placement_wait_ms=5000,
         prompt_lookup_min=int(lookup),

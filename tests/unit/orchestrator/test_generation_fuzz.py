@@ -79,6 +79,7 @@ class World:
         admitted = ev.Admitted("s", PROMPT, len(PROMPT), sampling, 7, 1000, k, MAX_BLOCK, fork_session_id="elder" if self.forked else "")
         self.alone = bool(seed % 2)  # targets go on by themselves
         pace = FixedPace(admitted.num_speculative_tokens, 5)
+        pace.waits = seed % 4 != 3
         own = {"max_run_ahead": RUN_AHEAD, "ahead": True} if self.alone else {}
         self.generation = Generation(admitted, pace, prompt_lookup_min=seed % 3, **own)  # type: ignore[arg-type]
         self.n, self.k = n, k
