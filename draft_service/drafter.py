@@ -328,6 +328,15 @@ class Drafter:
         touched, self._state.touched = self._state.touched, {}
         return [(session.stream, told) for session in touched.values() for told in session.told()]
 
+    @property
+    def may_rest(self) -> bool:
+        """Whether one session is alone, its block is in flight and something for the round behind it is there."""
+        sessions = self._state.sessions
+        if len(sessions) != 1 or self._state.release:
+            return False
+        session = next(iter(sessions.values()))
+        return session.block_end is not None and (session.usable > 1 or any(b.told for b in session.tree.branches.values()))
+
     # ------------------------------------------------------------------------------------------------ bookkeeping
 
     @property

@@ -8,15 +8,17 @@ wanted, since a hop costs a good part of a small model's forward pass.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ParamSpec, Protocol, TypeVar
 
 from draft_service.drafter import RETRY_MS, Addressed, Drafter
 from draft_service.outbox import Outbox
 from draft_service.plan import DraftPlan, PlanOutcome
+from draft_service.rhythm import Rhythm
 from draft_service.stepper import Stepper
 from specdec.errors import Overloaded, Unavailable
-from specdec.terms import DraftCommand
+from specdec.terms import Commit, DraftCommand
 
 MAX_STREAMS = 256
 P = ParamSpec("P")
@@ -43,6 +45,7 @@ class Worker:
         self._streams = 0
         self._work = asyncio.Event()
         self._interrupted = False
+        self._rhythm = Rhythm()
 
     def attach(self) -> tuple[int, Outbox]:
         """A stream began: its number and where its events will be. Raises Overloaded."""
@@ -61,6 +64,8 @@ class Worker:
 
     def apply(self, stream: int, command: DraftCommand) -> None:
         """Never raises for what a peer sent. `wake` follows the last of a message."""
+        if isinstance(command, Commit):
+            self._rhythm.committed(1000 * time.monotonic())
         self.deliver(self.drafter.apply(stream, command))
 
     def reject(self, stream: int, session_id: str, epoch: int, reason: str) -> None:
@@ -88,6 +93,9 @@ class Worker:
         """Until cancelled. At most one plan is with the engine."""
         clock = asyncio.get_running_loop().time
         while True:
+            if self.drafter.may_rest and (rest_ms := self._rhythm.rest_ms(1000 * time.monotonic())) > 0:
+                await self._rest(rest_ms)
+                continue
             plan = self.drafter.plan()
             if plan is None:
                 self._work.clear()
@@ -99,6 +107,14 @@ class Worker:
             self._observer.stepped(plan, outcome, clock() - began)
             self.deliver(self.drafter.commit_step(plan, outcome))
             await asyncio.sleep(0)  # lets commands in that arrived meanwhile
+
+    async def _rest(self, rest_ms: float) -> None:
+        self._work.clear()
+        try:
+            async with asyncio.timeout(rest_ms / 1000):
+                await self._work.wait()
+        except TimeoutError:
+            return
 
     def wake(self) -> None:
         """Commands were applied: a running plan ends at its next boundary."""

@@ -58,6 +58,7 @@ class EngineLoop:
         self._max_unread = max_unread_results
         self._outlets: dict[int, Outlet] = {}
         self._wake = asyncio.Event()
+        self._unobserved: list[tuple[int, int, int, list[Answer]]] = []  # steps that the metrics do not know yet
         self._fault: SpecdecError | None = None
 
     # ------------------------------------------------------------ streams
@@ -164,6 +165,7 @@ class EngineLoop:
                 await self._step(plan)
                 await self._hold()
             self._hand_out()
+            self._observe()
 
     def _plan(self) -> StepPlan | None:
         behind = {stream for stream, outlet in self._outlets.items() if outlet.behind}
@@ -180,12 +182,19 @@ class EngineLoop:
                 return
 
     async def _step(self, plan: StepPlan) -> None:
+        """What the step before gave is counted while this one runs: the engine need not wait for a metric."""
         self._hand_out()
+        asyncio.get_running_loop().call_soon(self._observe)
         outcome: StepOutcome = await self._thread.run(self._execute, plan)
         self.verifier.commit(plan, outcome, self._now_ms())
         answers = self._hand_out(plan.size, outcome.engine_us)
         if plan.rows:
-            self._observer.stepped(plan.size, outcome.engine_us, outcome.sample_us, answers)
+            self._unobserved.append((plan.size, outcome.engine_us, outcome.sample_us, answers))
+
+    def _observe(self) -> None:
+        for step in self._unobserved:
+            self._observer.stepped(*step)
+        self._unobserved.clear()
 
     def _hand_out(self, rows: int = 0, engine_us: int = 0) -> list[Answer]:
         """Everything decided since the last call, to each stream its own."""

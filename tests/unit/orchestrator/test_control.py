@@ -33,7 +33,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_good_as_the_best_fixed_length(name: str) -> None:
+def test_f100_as_good_as_the_best_fixed_length(name: str) -> None:
     """Within 3 %, probing and the spread of the simulation included: two standard errors of the shorter runs are added."""
     machine, confidences = CASES[name]
     rates = fixed_rates(machine, confidences, MOST, ms=MEASURED_MS)
@@ -83,7 +83,7 @@ def test_goes_without_at_high_load_and_comes_back_when_it_falls() -> None:
 
 
 @pytest.mark.parametrize("confidence", [LOW, MIDDLE])
-def test_trying_the_other_way_costs_little_and_settles(confidence: tuple[float, float]) -> None:
+def test_f101_trying_the_other_way_costs_little_and_settles(confidence: tuple[float, float]) -> None:
     machine = Machine(contention=1.1)
     world = World(machine, seed=5)
     for _ in range(8):
@@ -131,7 +131,7 @@ def test_a_session_that_is_worth_no_row_rests_and_tries_again() -> None:
     assert drafting(bad, 100) > 0.7
 
 
-def test_plain_mode_asks_nothing_of_the_draft() -> None:
+def test_f102_plain_mode_asks_nothing_of_the_draft() -> None:
     world = World(Machine(contention=2.0), seed=9)
     world.add(LOW)
     world.run(6000)

@@ -159,7 +159,7 @@ def play(paged: bool) -> int:
 
 
 @pytest.mark.parametrize("paged", [False, True], ids=["files", "blocks"])
-def test_conversations_find_what_was_said(paged: bool) -> None:
+def test_f113_conversations_find_what_was_said(paged: bool) -> None:
     assert play(paged) >= 64 * 8
 
 

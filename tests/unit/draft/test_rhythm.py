@@ -1,0 +1,39 @@
+"""When a target's next word is due, and when a draft rests for it."""
+
+from __future__ import annotations
+
+from draft_service.rhythm import DUE, MIN_ROUNDS, OVERDUE, Rhythm
+
+
+def steady(rounds: int = 2 * MIN_ROUNDS, took_ms: float = 10.0) -> Rhythm:
+    rhythm = Rhythm()
+    for i in range(rounds + 1):
+        rhythm.committed(took_ms * i)
+    return rhythm
+
+
+def test_nothing_is_expected_before_a_few_rounds() -> None:
+    for rounds in range(MIN_ROUNDS):
+        assert steady(rounds).rest_ms(10.0 * rounds + 9.5) == 0.0
+    assert Rhythm().rest_ms(5.0) == 0.0
+
+
+def test_a_draft_rests_from_shortly_before_the_commit_until_it_is_overdue() -> None:
+    rhythm, last = steady(), 10.0 * 2 * MIN_ROUNDS
+    assert rhythm.rest_ms(last + 10.0 * DUE - 0.1) == 0.0, "there is time for a pass"
+    assert abs(rhythm.rest_ms(last + 9.0) - (10.0 * OVERDUE - 9.0)) < 1e-6
+    assert rhythm.rest_ms(last + 10.0 * OVERDUE) == 0.0, "it does not come: the time is of use again"
+
+
+def test_a_pause_of_the_session_is_no_round() -> None:
+    rhythm, last = steady(), 10.0 * 2 * MIN_ROUNDS
+    rhythm.committed(last + 500.0)
+    assert rhythm.rest_ms(last + 509.0) > 0.0
+
+
+def test_a_slower_target_is_learned() -> None:
+    rhythm, now = steady(), 10.0 * 2 * MIN_ROUNDS
+    for _ in range(60):
+        now += 20.0
+        rhythm.committed(now)
+    assert rhythm.rest_ms(now + 11.0) == 0.0 and rhythm.rest_ms(now + 18.0) > 0.0
