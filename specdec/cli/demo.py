@@ -145,7 +145,7 @@ async def _talk(endpoint: str, chosen: System, arguments: argparse.Namespace, co
         prompts = load_prompts()
         warm = SamplingParams(temperature=0.0, max_tokens=8)
         for k in (None, 0):
-            await client.complete(prompts[0].messages, warm, seed=SEED, num_speculative_tokens=k)
+            await client.complete(prompts[0].messages, warm, seed=SEED, num_speculative_tokens=k, enable_adaptive_verification=False)
         _say(paint.legend(colour))
         sampling = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens)
         return [await _pair(client, prompt, sampling, paint.Painter(decode, colour), colour) for prompt in prompts]
@@ -158,7 +158,8 @@ async def _pair(client: Client, prompt: Prompt, sampling: Any, painter: paint.Pa
         print(painter.feed(delta.token_ids, delta.origins), end="", flush=True)
 
     _say("\n" + paint.heading(f"{prompt.kind}: {prompt.messages[-1]['content'].strip().splitlines()[0][:100]}", colour))
-    speculative = await timed_answer(client, prompt.messages, sampling, {"seed": SEED}, show)
+    fixed = {"seed": SEED, "enable_adaptive_verification": False}  # a few answers are too short to learn what pays
+    speculative = await timed_answer(client, prompt.messages, sampling, fixed, show)
     _say(painter.end())
     _say(paint.dim("… the same without speculation", colour))
     plain = await timed_answer(client, prompt.messages, sampling, {"seed": SEED, "num_speculative_tokens": 0})
