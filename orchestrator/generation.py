@@ -365,7 +365,7 @@ class Generation:
         """Of a round that nobody asked for, in tally.py."""
         if not block.tokens:
             return "miss" if self._pace.speculates else "off"
-        return "hit" if block.own else "ngram"
+        return "hit" if block.own else block.source
 
     # --- time and the client -------------------------------------------------------------------------------------------
 

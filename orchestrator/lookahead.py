@@ -33,28 +33,33 @@ class _Node:
 
 
 class Block:
-    """A chain to verify: tokens and, under the standard method, what each was drawn from. `own` = the draft knows it, it proposed it;
-    `confidences` = one per token of the draft's, empty for a block from elsewhere."""
+    """A chain to verify: tokens and, under the standard method, what each was drawn from. `source`: draft, ngram or forced; the draft knows
+    its `own`. `confidences` = one per token of the draft's, empty for a block from elsewhere."""
 
-    __slots__ = ("confidences", "distributions", "own", "tokens")
+    __slots__ = ("confidences", "distributions", "source", "tokens")
 
     def __init__(
         self,
         tokens: tuple[int, ...],
         distributions: tuple[DraftDistribution | None, ...],
-        own: bool = True,
+        source: str = "draft",
         confidences: tuple[float, ...] = (),
     ) -> None:
-        self.tokens, self.distributions, self.own, self.confidences = tokens, distributions, own, confidences
+        self.tokens, self.distributions, self.source, self.confidences = tokens, distributions, source, confidences
+
+    @property
+    def own(self) -> bool:
+        """The draft proposed it."""
+        return self.source == "draft"
 
     def head(self, num_tokens: int) -> Block:
         """Its first tokens."""
         n = num_tokens
-        return self if n >= len(self.tokens) else Block(self.tokens[:n], self.distributions[:n], self.own, self.confidences[:n])
+        return self if n >= len(self.tokens) else Block(self.tokens[:n], self.distributions[:n], self.source, self.confidences[:n])
 
     def tail(self, start: int) -> Block:
         """What lies behind its first `start` tokens."""
-        return Block(self.tokens[start:], self.distributions[start:], self.own, self.confidences[start:])
+        return Block(self.tokens[start:], self.distributions[start:], self.source, self.confidences[start:])
 
     def behind(self, decided: tuple[int, ...]) -> Block:
         """What is left of it when these tokens were decided; EMPTY when they differ from it."""

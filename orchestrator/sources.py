@@ -46,7 +46,7 @@ class Sources:
         if not forced:
             return chain.head(self._pace.length("draft", chain.confidences)), "hit"
         if chain.tokens[: len(forced)] != forced:
-            return Block(forced, (None,) * len(forced), own=False), "forced"
+            return Block(forced, (None,) * len(forced), "forced"), "forced"
         chain = chain.head(max(len(forced), self._pace.length("draft", chain.confidences)))
         return Block(chain.tokens, (None,) * len(forced) + chain.distributions[len(forced) :], confidences=chain.confidences), "hit"
 
@@ -56,7 +56,7 @@ class Sources:
             return EMPTY, "off"
         room = self._room(self._pace.most)
         if not self._forced and (guess := self._guess(room)) and self._pace.lookup_first(len(guess), self.lookahead.any):
-            return Block(guess, (None,) * len(guess), own=False), "ngram"
+            return Block(guess, (None,) * len(guess), "ngram"), "ngram"
         block, outcome = self.ready()
         if block.tokens:
             return block, outcome
@@ -78,7 +78,7 @@ class Sources:
         guess = guess[: self._pace.length("ngram", (0.0,) * len(guess))] if guess else ()
         if guess and self._pace.lookup_first(len(guess), len(drafted.tokens) > known + 1):
             tokens = (*outcome, *own, *guess)
-            return Block(tokens, (None,) * len(tokens), own=False)
+            return Block(tokens, (None,) * len(tokens), "ngram")
         return drafted if len(drafted.tokens) > known + 1 else EMPTY
 
     def _guess(self, room: int) -> tuple[int, ...]:

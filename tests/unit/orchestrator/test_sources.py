@@ -178,7 +178,7 @@ def told(commands: list[Any]) -> list[terms.DraftCommand]:
 
 
 def guest(*tokens: int) -> Block:
-    return Block(tokens, (None,) * len(tokens), own=False)
+    return Block(tokens, (None,) * len(tokens), "ngram")
 
 
 def own(*tokens: int) -> Block:
