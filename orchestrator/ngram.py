@@ -37,5 +37,5 @@ class PromptLookup:
         newest = tuple((*self._tokens[-self._n :], *behind)[-self._n :]) if behind and self._n else self._newest
         if len(newest) < self._n or not newest:
             return ()
-        end = len(self._tokens) if behind and newest == self._newest else self._latest.get(newest)
+        end = self._latest.get(newest)
         return tuple(self._tokens[end : end + num_tokens]) if end is not None else ()

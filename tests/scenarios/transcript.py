@@ -61,6 +61,7 @@ def _start(
     penalty: str = "1",
     run_ahead: str = "0",
     ahead: str = "",
+    waits: str = "",
 ) -> Generation:
     request = ev.Admitted(
         session_id="s",
@@ -80,7 +81,7 @@ def _start(
         fork_session_id=fork,
     )
     pace = FixedPace(request.num_speculative_tokens, 50)
-    pace.waits = not int(run_ahead)
+    pace.waits = bool(waits) or not int(run_ahead)
     return Generation(
         request,
         pace,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -237,3 +238,41 @@ async def test_an_outbox_that_ended_says_how() -> None:
     outbox.end(Overloaded("slow", 5))
     with pytest.raises(Overloaded):
         await outbox.wait()
+
+
+class Due:
+    """A commit is due for a minute."""
+
+    def committed(self, now_ms: float) -> None: ...
+
+    def rest_ms(self, now_ms: float) -> float:
+        return 60_000.0
+
+
+async def test_a_draft_that_rests_for_a_commit_hears_it_at_once(loop: Loop) -> None:
+    rig = loop.rig
+    loop.worker._rhythm = Due()  # type: ignore[assignment]
+    loop.apply(opened(rig))
+    await loop.events()
+    block = rig.naive([1, 2, 3], 4)
+    loop.apply(Sent("s", 3, prefix_hash([1, 2, 3]), 1))
+    while not loop.worker.drafter.may_rest:  # until it has something for the round behind the block
+        await asyncio.sleep(0.001)
+    plans = loop.thread.plans
+    await asyncio.sleep(0.05)
+    assert loop.thread.plans == plans, "it rests"
+    loop.apply(Commit("s", 3, prefix_hash([1, 2, 3]), (block[0],)))
+    async with asyncio.timeout(5):
+        while loop.thread.plans == plans:
+            await asyncio.sleep(0.001)
+
+
+async def test_only_a_session_that_is_alone_lets_its_draft_rest(loop: Loop) -> None:
+    rig = loop.rig
+    loop.apply(opened(rig))
+    await loop.events()
+    loop.apply(Sent("s", 3, prefix_hash([1, 2, 3]), 1))
+    while not loop.worker.drafter.may_rest:
+        await asyncio.sleep(0.001)
+    loop.apply(replace(GOOD, session_id="other"))
+    assert not loop.worker.drafter.may_rest, "the other one can use the pass"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from orchestrator.events import Admitted
 from orchestrator.going import MAX_PATHS, MAX_UNASKED, Going
 from orchestrator.lookahead import EMPTY, Block, Lookahead, agreement
+from orchestrator.targeting import TargetSide
 from specdec.hashing import prefix_hash
-from specdec.terms import Proposal, Result
+from specdec.terms import Proposal, Result, SamplingParams
 
 PROMPT = (1, 2, 3)
 
@@ -116,3 +118,15 @@ def test_the_newest_chain_leads_from_the_root_to_what_joined_last() -> None:
     assert tree.newest().tokens == (8, 9)
     tree.commit((6,))
     assert tree.newest() is EMPTY, "it is not behind the committed tokens any more"
+
+
+def test_what_was_told_already_is_no_news_and_no_fault() -> None:
+    """A result behind another prefix than the committed one is passed over, not held against the target."""
+    side = TargetSide(Admitted("s", PROMPT, 3, SamplingParams(max_tokens=9), 7, 99, 2, 16), 8)
+    side.new_epoch(1)
+    side.new_round(EMPTY, "prefill", 8)
+    assert side.unasked(1, decided(5), 3) is not None
+    assert side.unasked(1, decided(5), 4) is None
+    assert side.unasked(2, decided(5), 3) is None, "of a round that never was"
+    side.open = True
+    assert side.unasked(1, decided(5), 3) is None, "it answers the Step"

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from orchestrator.ngram import PromptLookup
 
 
-def slow(tokens: list[int], n: int, k: int) -> tuple[int, ...]:
-    if n == 0 or len(tokens) < n:
+def slow(tokens: list[int], n: int, k: int, behind: tuple[int, ...] = ()) -> tuple[int, ...]:
+    text = [*tokens, *behind]
+    if n == 0 or len(text) < n:
         return ()
     for end in range(len(tokens) - 1, n - 1, -1):
-        if tokens[end - n : end] == tokens[-n:]:
+        if tokens[end - n : end] == text[-n:]:
             return tuple(tokens[end : end + k])
     return ()
 
@@ -24,6 +25,11 @@ def test_equals_a_search(pieces: list[list[int]], n: int, k: int) -> None:
         lookup.extend(piece)
         tokens += piece
         assert lookup.propose(k) == slow(tokens, n, k)
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=4), st.integers(0, 4), st.integers(1, 5))
+def test_what_might_be_committed_next_is_looked_up_as_if_it_were(tokens: list[int], behind: list[int], n: int, k: int) -> None:
+    assert PromptLookup(n, tokens).propose(k, behind) == slow(tokens, n, k, tuple(behind))
 
 
 def test_the_latest_occurrence_wins() -> None:

@@ -26,14 +26,18 @@ class Inline:
         return fn(*args)
 
 
-class Silent:
-    def stepped(self, rows: int, engine_us: int, sample_us: int, answers: object) -> None: ...
+class Counting:
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def stepped(self, rows: int, engine_us: int, sample_us: int, answers: object) -> None:
+        self.steps += 1
 
 
 @asynccontextmanager
-async def looping(max_unread: int) -> AsyncIterator[tuple[Bench, EngineLoop]]:
+async def looping(max_unread: int, observer: Counting | None = None) -> AsyncIterator[tuple[Bench, EngineLoop]]:
     bench = Bench()
-    loop = EngineLoop(bench.verifier, bench.executor.execute, Inline(), Silent(), bench.compile_grammar, max_unread)
+    loop = EngineLoop(bench.verifier, bench.executor.execute, Inline(), observer or Counting(), bench.compile_grammar, max_unread)
     running = asyncio.create_task(loop.run())
     try:
         yield bench, loop
@@ -61,6 +65,15 @@ async def settled(bench: Bench) -> int:
         steps = len(bench.engine.log)
         await asyncio.sleep(0.03)
     return steps
+
+
+async def test_every_step_is_counted_the_last_one_too() -> None:
+    counting = Counting()
+    async with looping(1024, counting) as (bench, loop):
+        stream, outlet = loop.attach("orch")
+        loop.submit(stream, [replace(first_step(PROMPT), run_ahead=5)])
+        assert await tokens(outlet, 6) == REF[:6]
+        assert counting.steps == await settled(bench)
 
 
 async def test_steps_follow_one_another() -> None:
