@@ -262,7 +262,7 @@ async def test_a_draft_that_rests_for_a_commit_hears_it_at_once(loop: Loop) -> N
     await asyncio.sleep(0.05)
     assert loop.thread.plans == plans, "it rests"
     loop.apply(Commit("s", 3, prefix_hash([1, 2, 3]), (block[0],)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(2):
         while loop.thread.plans == plans:
             await asyncio.sleep(0.001)
 
