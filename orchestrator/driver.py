@@ -24,15 +24,14 @@ from orchestrator.handle import Handle, Undelivered
 from orchestrator.observe import Observer
 from orchestrator.output import Ended
 from orchestrator.pace import Pace
-from orchestrator.peers import DRAFT, TARGET, Heard, Peer
-from orchestrator.places import Places
+from orchestrator.peers import TARGET, Heard, Peer
+from orchestrator.pools import Pool, Pools
 from orchestrator.settings import OrchestratorSettings
 from specdec import terms
-from specdec.errors import AlreadyExists, InternalFault, Mismatch, SpecdecError, Unavailable
+from specdec.errors import AlreadyExists, InternalFault, SpecdecError, Unavailable
 
 DRAIN_POLL_S = 0.05
 RECORD_AFTER_S = 0.002
-FLUSH_S = 0.5  # for the last Close items to leave
 GOING_AWAY = "the orchestrator is shutting down; resume with output_token_ids"
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class _Live:
     undelivered: Undelivered
     request_id: str
     younger: tuple[str, ...] = ()  # sessions that wait until this one has computed their common prompt
-    target: str = ""  # as counted in Driver._placed
+    target: str = ""  # as counted in Pool.places
     draft: str = ""
     numerics: str = ""  # of its first target
     timers: dict[ev.Timer, asyncio.TimerHandle] = field(default_factory=dict)
@@ -55,27 +54,20 @@ class _Live:
 
 
 class Driver:
-    """Owns all generations and all peers. Every method runs on the event loop."""
+    """Owns all generations and both pools. Every method runs on the event loop. Implements pools.Home."""
 
     def __init__(self, settings: OrchestratorSettings, vocabulary_fingerprint: bytes, observer: Observer) -> None:
         self.settings, self.observer = settings, observer
         self.orchestrator_id = secrets.token_hex(8)
-        self._fingerprint = vocabulary_fingerprint
         self._live: dict[str, _Live] = {}
         self._requests = Counter[str]()  # live sessions by request
         self._admission = Admission(settings.max_running, settings.max_waiting)
         self._events: deque[tuple[str, ev.Event | None]] = deque()  # None = begin
         self._working = self._closing = False
-        self._pools = {
-            dialect.pool: {name: Peer(name, dialect, self.orchestrator_id, self) for name in names}
-            for dialect, names in ((TARGET, settings.targets), (DRAFT, settings.drafts))
-        }
-        self._targets, self._drafts = Places(self._pools["target"]), Places(self._pools["draft"])
+        self.pools = Pools(settings, self.orchestrator_id, vocabulary_fingerprint, self)
+        self._targets, self._drafts = self.pools.targets, self.pools.drafts
         self._desk = Desk(settings.max_grace_ms, settings.ahead)
-        self._tasks: list[asyncio.Task[None]] = []
         self._unrecorded: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # metrics of the last RECORD_AFTER_S
-        self._model: terms.ModelInfo | None = None
-        self._model_known = asyncio.Event()
         observer.watch(self)
 
     # --- what a front sees --------------------------------------------------------------------------------------------
@@ -83,11 +75,11 @@ class Driver:
     @property
     def model(self) -> terms.ModelInfo | None:
         """The target's model; None until a target answered for the first time."""
-        return self._model
+        return self.pools.model
 
     @property
     def draft_available(self) -> bool:
-        return any(peer.connected for peer in self._pools["draft"].values())
+        return bool(self._drafts.connected)
 
     @property
     def running(self) -> int:
@@ -97,17 +89,9 @@ class Driver:
     def waiting(self) -> int:
         return self._admission.waiting
 
-    def pool(self, name: str) -> Iterable[Peer]:
-        return self._pools[name].values()
-
     async def model_info(self) -> terms.ModelInfo:
         """Waits for a first target, at most `placement_wait_ms`. Raises Unavailable."""
-        try:
-            await asyncio.wait_for(self._model_known.wait(), self.settings.placement_wait_ms / 1000)
-        except TimeoutError:
-            raise Unavailable("no target is connected") from None
-        assert self._model is not None
-        return self._model
+        return await self.pools.model_info(self.settings.placement_wait_ms)
 
     def start(self, answers: Sequence[ev.Admitted], request_id: str) -> Handle:
         """Admits the answers of one request, answer 0 first; all or none. Raises Overloaded, AlreadyExists or Unavailable."""
@@ -145,8 +129,7 @@ class Driver:
 
     def run(self) -> None:
         """Starts dialling. Needs a running loop."""
-        peers = [peer for pool in self._pools.values() for peer in pool.values()]
-        self._tasks = [asyncio.create_task(peer.run(), name=f"peer {peer.name}") for peer in peers]
+        self.pools.run()
 
     async def drained(self) -> None:
         """Returns when no generation is left."""
@@ -163,12 +146,7 @@ class Driver:
     async def close(self) -> None:
         """Fails what still runs and hangs up, once the pools have been told."""
         self.give_up()
-        peers = [peer for pool in self._pools.values() for peer in pool.values()]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(peer.flushed() for peer in peers)), FLUSH_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.pools.close()
 
     # --- events in ----------------------------------------------------------------------------------------------------
 
@@ -207,18 +185,18 @@ class Driver:
     def _count_placement(self, live: _Live) -> None:
         generation = live.generation
         if live.target != generation.target:
-            self._targets.moved(live.target, generation.target)
+            self._targets.places.moved(live.target, generation.target)
             live.target = generation.target
             live.pace.moved(live.target)
             if live.target:
                 self._on_target(live)
         if live.draft != generation.drafting.name:
-            self._drafts.moved(live.draft, generation.drafting.name)
+            self._drafts.places.moved(live.draft, generation.drafting.name)
             live.draft = generation.drafting.name
 
     def _on_target(self, live: _Live) -> None:
         """Whether the text of a session that moved is still sure to be the same."""
-        info = self._pools["target"][live.target].info
+        info = self._targets.peers[live.target].info
         numerics = info.numerics_fingerprint if info is not None else ""
         if live.numerics:
             self.observer.replaced(equal=numerics == live.numerics)
@@ -231,16 +209,16 @@ class Driver:
         for command in commands:
             match command:
                 case ev.ToTarget(name, terms.Close() as item) if forked:  # behind their first Steps, which leave in this turn
-                    asyncio.get_running_loop().call_soon(self._pools["target"][name].send, item)
+                    asyncio.get_running_loop().call_soon(self._targets.send, name, item)
                 case ev.ToTarget(name, item):
-                    self._pools["target"][name].send(item)
+                    self._targets.send(name, item)
                     if isinstance(item, terms.Step):
                         live.step_sent = time.perf_counter()
                         if live.answered:
                             self._observe(self.observer.waited, live.step_sent - live.answered)
                         live.answered = 0.0
                 case ev.ToDraft(name, item):
-                    self._pools["draft"][name].send(item)
+                    self._drafts.send(name, item)
                 case ev.Deliver():
                     live.undelivered.deliver(command)
                     forked |= self._prefix_ready(live, live.generation.target)
@@ -255,10 +233,10 @@ class Driver:
                 case ev.Count(what, amount):
                     self.observer.count(what, amount)
                 case ev.PlaceTarget(avoid, prefer):
-                    self._targets.want(session_id, avoid, prefer)
+                    self._targets.places.want(session_id, avoid, prefer)
                     self._place_targets()
                 case ev.PlaceDraft(avoid):
-                    self._drafts.want(session_id, avoid)
+                    self._drafts.places.want(session_id, avoid)
                     self._place_drafts()
                 case ev.Finish(reason, stop_token_id, stats):
                     live.undelivered.end(Ended(reason, stop_token_id, stats))
@@ -278,8 +256,8 @@ class Driver:
         for timer in list(live.timers):
             self._stop_timer(live, timer)
         live.pace.moved("")
-        self._targets.forget(session_id, live.target)
-        self._drafts.forget(session_id, live.draft)
+        self._targets.places.forget(session_id, live.target)
+        self._drafts.places.forget(session_id, live.draft)
         del self._live[session_id]
         self._requests[live.request_id] -= 1
         if not self._requests[live.request_id]:
@@ -297,51 +275,33 @@ class Driver:
         return bool(younger)
 
     def _place_targets(self) -> None:
-        for session_id, peer in self._targets.place(lambda session_id: self._live[session_id].numerics):
-            self.feed(session_id, ev.TargetPlaced(peer.name))
+        for session_id, name in self._targets.places.place(lambda session_id: self._live[session_id].numerics):
+            self.feed(session_id, ev.TargetPlaced(name))
 
     def _place_drafts(self) -> None:
-        for session_id, peer in self._drafts.place():
-            assert peer.info is not None  # it is connected
-            self.feed(session_id, ev.DraftPlaced(peer.name, peer.info.max_num_speculative_tokens))
+        for session_id, name in self._drafts.places.place():
+            info = self._drafts.peers[name].info
+            assert info is not None  # it is connected
+            self.feed(session_id, ev.DraftPlaced(name, info.max_num_speculative_tokens))
 
-    # --- peers speak --------------------------------------------------------------------------------------------------
+    # --- the pools speak ----------------------------------------------------------------------------------------------
 
-    def accept(self, peer: Peer, info: terms.ModelInfo) -> None:
-        if info.vocabulary_fingerprint != self._fingerprint:
-            raise Mismatch(f"{peer.dialect.pool} {peer.name} serves {info.model!r}, whose vocabulary is not the tokenizer's")
-        known = self._model
-        in_use = self._live or any(other.connected for other in self._pools["target"].values())
-        if peer.dialect is TARGET and known is not None and in_use and _identity(info) != _identity(known):
-            raise Mismatch(f"target {peer.name} serves {info.model!r}; answers of {known.model!r} cannot go on there")
+    @property
+    def busy(self) -> bool:
+        return bool(self._live)
 
-    def up(self, peer: Peer) -> None:
-        log.info("peer up", extra={"pool": peer.dialect.pool, "peer": peer.name})
-        if peer.dialect is TARGET:
-            self._target_up()
+    def up(self, pool: Pool) -> None:
+        if pool is self._targets:
             self._place_targets()
         else:
             self._place_drafts()
 
-    def _target_up(self) -> None:
-        """What is admitted must fit every target it may come to."""
-        infos = [peer.info for peer in self._pools["target"].values() if peer.connected and peer.info is not None]
-        window, most = min(i.max_model_len for i in infos), min(i.max_num_speculative_tokens for i in infos)
-        self._model = replace(infos[0], max_model_len=window, max_num_speculative_tokens=most)
-        self._model_known.set()
-        if len({i.numerics_fingerprint for i in infos}) > 1:
-            log.warning("the targets compute differently: an answer that moves between them may differ within rounding")
-
-    def down(self, peer: Peer, reason: str) -> None:
-        log.warning("peer down", extra={"pool": peer.dialect.pool, "peer": peer.name, "reason": reason})
+    def lost(self, pool: Pool, name: str, reason: str) -> None:
         for session_id, live in list(self._live.items()):
-            if peer.dialect is TARGET and live.generation.target == peer.name:
+            if pool is self._targets and live.generation.target == name:
                 self.feed(session_id, ev.TargetLost(reason))
-            elif peer.dialect is DRAFT and live.generation.drafting.name == peer.name:
+            elif pool is self._drafts and live.generation.drafting.name == name:
                 self.feed(session_id, ev.DraftLost(reason))
-
-    def trouble(self, peer: Peer, reason: str) -> None:
-        log.warning("peer cannot be reached", extra={"pool": peer.dialect.pool, "peer": peer.name, "reason": reason})
 
     def heard(self, peer: Peer, heard: Heard) -> None:
         if heard.faults:
@@ -361,20 +321,16 @@ class Driver:
                     self._observe(self.observer.answered, item, took_s, heard)
                     self.feed(item.session_id, ev.Answered(self._believed(item)))
             elif live.generation.drafting.name == peer.name:
-                if not isinstance(item, terms.Proposal) or is_sound(item, self._vocab_size):
+                if not isinstance(item, terms.Proposal) or is_sound(item, self.pools.vocab_size):
                     self.feed(item.session_id, ev.Drafted(item))
                 else:
                     self.observer.count("broken", 1)
-
-    @property
-    def _vocab_size(self) -> int:
-        return self._model.vocab_size if self._model is not None else 0
 
     def _believed(self, answer: terms.Answer) -> terms.Answer:
         """An answer without what only looks like a proposal."""
         if not isinstance(answer.outcome, terms.Result) or not answer.outcome.forced:
             return answer
-        believed = without_foreign_ids(answer.outcome, self._vocab_size)
+        believed = without_foreign_ids(answer.outcome, self.pools.vocab_size)
         if believed is not answer.outcome:
             self.observer.count("broken", 1)
         return replace(answer, outcome=believed)
@@ -389,8 +345,3 @@ class Driver:
         waiting, self._unrecorded = self._unrecorded, []
         for record, what in waiting:
             record(*what)
-
-
-def _identity(info: terms.ModelInfo) -> tuple[object, ...]:
-    """What must be equal for an answer to go on elsewhere; numerics may differ, they only cost the bit-for-bit promise."""
-    return info.model, info.vocab_size, info.eos_token_ids

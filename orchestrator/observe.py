@@ -78,8 +78,7 @@ class Observer:
 
 def _endpoints(driver: Driver) -> list[tuple[float, dict[str, str]]]:
     readings = []
-    for pool in ("target", "draft"):
-        peers = list(driver.pool(pool))
-        up = sum(peer.connected for peer in peers)
-        readings += [(float(up), {"pool": pool, "state": "up"}), (float(len(peers) - up), {"pool": pool, "state": "down"})]
+    for pool in driver.pools:
+        up, known = len(pool.connected), len(pool.peers)
+        readings += [(float(up), {"pool": pool.name, "state": "up"}), (float(known - up), {"pool": pool.name, "state": "down"})]
     return readings

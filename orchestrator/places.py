@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from orchestrator.peers import Peer
 from orchestrator.placement import Candidate, choose
 
 
 class Places:
-    """Of one pool."""
+    """Of one pool. `eligible` = replicas that may take a session now; `vacated` hears the name of one that has lost its last session."""
 
-    def __init__(self, peers: Mapping[str, Peer]) -> None:
-        self._peers = peers
-        self.sessions = Counter[str]()  # by replica
+    def __init__(self, eligible: Callable[[], Iterable[Peer]], vacated: Callable[[str], None]) -> None:
+        self._eligible, self._vacated = eligible, vacated
+        self.sessions = Counter[str]()  # by replica, those that hold some
         self._wants: dict[str, tuple[str, str]] = {}  # session -> replica to avoid, replica to prefer
 
     @property
@@ -37,10 +37,13 @@ class Places:
             self.sessions[new] += 1
         if old:
             self.sessions[old] -= 1
+            if not self.sessions[old]:
+                del self.sessions[old]
+                self._vacated(old)
 
-    def place(self, numerics: Callable[[str], str] = lambda session_id: "") -> Iterator[tuple[str, Peer]]:
-        """Gives every session that wants a replica one, if there is any. `numerics` of a session = fingerprint of its first replica.
-        What the caller does about one session may end others, place them, or make them want again."""
+    def place(self, numerics: Callable[[str], str] = lambda session_id: "") -> Iterator[tuple[str, str]]:
+        """Gives every session that wants a replica the name of one, if there is any. `numerics` of a session = fingerprint of its first
+        replica. What the caller does about one session may end others, place them, or make them want again."""
         for session_id, (avoid, prefer) in list(self._wants.items()):
             if session_id not in self._wants:
                 continue
@@ -48,13 +51,12 @@ class Places:
             if name is None:
                 return
             del self._wants[session_id]
-            yield session_id, self._peers[name]
+            yield session_id, name
 
     def _candidates(self) -> list[Candidate]:
         return [
             Candidate(peer.name, self.sessions[peer.name], _load(peer), peer.info.numerics_fingerprint if peer.info is not None else "")
-            for peer in self._peers.values()
-            if peer.connected
+            for peer in self._eligible()
         ]
 
 

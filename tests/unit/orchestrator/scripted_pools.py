@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import driver as driver_module
 from orchestrator import events as ev
+from orchestrator import pools as pools_module
 from orchestrator.driver import Driver
 from orchestrator.handle import Handle
 from orchestrator.observe import Observer
@@ -161,15 +161,15 @@ class Pools:
     """A driver between scripted targets t0, t1, ... and drafts d0, ..."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, targets: int = 1, drafts: int = 1, **settings: Any) -> None:
-        monkeypatch.setattr(driver_module, "Peer", ScriptedPeer)
+        monkeypatch.setattr(pools_module, "Peer", ScriptedPeer)
         names = {"targets": [f"t{i}:1" for i in range(targets)], "drafts": [f"d{i}:1" for i in range(drafts)]}
         self.driver = Driver(
             OrchestratorSettings(tokenizer=Path(), **{k: tuple(v) for k, v in names.items()}, **(RESTING | settings)),
             FINGERPRINT,
             Observer(Telemetry("orchestrator")),
         )
-        self.targets: list[ScriptedPeer] = list(self.driver.pool("target"))  # type: ignore[arg-type]
-        self.drafts: list[ScriptedPeer] = list(self.driver.pool("draft"))  # type: ignore[arg-type]
+        self.targets: list[ScriptedPeer] = list(self.driver.pools.targets)  # type: ignore[arg-type]
+        self.drafts: list[ScriptedPeer] = list(self.driver.pools.drafts)  # type: ignore[arg-type]
         for peer in (*self.targets, *self.drafts):
             peer.rise()
 
@@ -184,8 +184,8 @@ class Pools:
         """Nothing is left of any session, anywhere."""
         driver = self.driver
         assert (driver.running, driver.waiting, len(driver._live), len(driver._requests)) == (0, 0, 0, 0)
-        assert not driver._targets.wanted and not driver._drafts.wanted and not driver._events
-        assert not any(count for places in (driver._targets, driver._drafts) for count in places.sessions.values())
+        assert not any(pool.places.wanted for pool in driver.pools) and not driver._events
+        assert not any(pool.places.sessions for pool in driver.pools)
         assert [len(peer.held) for peer in (*self.targets, *self.drafts)] == [0] * (len(self.targets) + len(self.drafts))
 
 

@@ -296,8 +296,8 @@ async def test_all_who_waited_are_placed_evenly_when_targets_come_up(monkeypatch
     handles = [pools.start(f"s{i}") for i in range(100)]
     for target in pools.targets:
         target.connected = True
-    pools.driver.up(pools.targets[0])  # type: ignore[arg-type]
-    placed = pools.driver._targets.sessions
+    pools.driver.pools.up(pools.targets[0])  # type: ignore[arg-type]
+    placed = pools.driver.pools.targets.places.sessions
     assert abs(placed["t0:1"] - placed["t1:1"]) <= 30
     assert [len(tokens) for tokens in await asyncio.gather(*map(fetch, handles))] == [20] * 100
 
@@ -329,11 +329,11 @@ async def test_a_target_of_another_model_is_refused_while_answers_depend_on_this
     assert one.info is not None and other.info is not None
     other.connected, other.info = False, replace(other.info, model="another")
     with pytest.raises(Mismatch, match="another"):
-        pools.driver.accept(other, other.info)  # type: ignore[arg-type]
+        pools.driver.pools.accept(other, other.info)  # type: ignore[arg-type]
     one.fall()
-    pools.driver.accept(other, other.info)  # type: ignore[arg-type]
+    pools.driver.pools.accept(other, other.info)  # type: ignore[arg-type]
     with pytest.raises(Mismatch, match="vocabulary"):
-        pools.driver.accept(other, replace(other.info, vocabulary_fingerprint=b"foreign"))  # type: ignore[arg-type]
+        pools.driver.pools.accept(other, replace(other.info, vocabulary_fingerprint=b"foreign"))  # type: ignore[arg-type]
 
 
 async def test_what_is_admitted_fits_every_target(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from orchestrator import peers
+from orchestrator import pools as membership
 from orchestrator.driver import Driver
 from orchestrator.observe import Observer
 from orchestrator.settings import OrchestratorSettings
@@ -86,7 +87,7 @@ async def until(happened: Callable[[], Any]) -> None:
 
 
 def connected(driver: Driver) -> list[str]:
-    return [pool for pool in ("target", "draft") if any(peer.connected for peer in driver.pool(pool))]
+    return [pool.name for pool in driver.pools if pool.connected]
 
 
 @contextlib.asynccontextmanager
@@ -134,14 +135,14 @@ async def test_F49_a_pool_that_is_rolled_to_other_words_is_not_spoken_to(tmp_pat
 
 
 async def test_F49_twin_words_are_compared_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    accept, seen = Driver.accept, set[str]()
+    accept, seen = membership.Pools.accept, set[str]()
 
-    def once(self: Driver, peer: peers.Peer, info: terms.ModelInfo) -> None:
+    def once(self: membership.Pools, peer: peers.Peer, info: terms.ModelInfo) -> None:
         if peer.dialect.pool not in seen:
             seen.add(peer.dialect.pool)
             accept(self, peer, info)
 
-    monkeypatch.setattr(Driver, "accept", once)
+    monkeypatch.setattr(membership.Pools, "accept", once)
     with pytest.raises((AssertionError, TimeoutError)):
         async with asyncio.timeout(0.6):
             await rolled(tmp_path, caplog)

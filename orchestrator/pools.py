@@ -1,0 +1,231 @@
+"""Who is in the two pools. Peers come and go while sessions run; what follows for the sessions is the driver's business.
+
+Rules
+1. A peer that is removed takes no new session. Those that it holds finish there, or move when its connection ends. Then its task ends.
+2. One that is added again before that stays. One that is added again later is dialled anew.
+3. Two processes may follow each other under one address. `uid` tells them apart where the discovery knows: another one means that the
+   process behind the old connection is gone, so its sessions lose it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+from orchestrator.peers import DRAFT, TARGET, Dialect, Heard, Listener, Peer
+from orchestrator.places import Places
+from orchestrator.settings import OrchestratorSettings
+from specdec import terms
+from specdec.errors import Mismatch, Unavailable
+
+FLUSH_S = 0.5  # for the last Close items to leave
+log = logging.getLogger(__name__)
+
+
+class Home(Protocol):
+    """What the pools ask and tell, always on the event loop."""
+
+    @property
+    def busy(self) -> bool:
+        """Answers depend on the present model."""
+
+    def up(self, pool: Pool) -> None:
+        """A replica can take sessions that want one."""
+
+    def heard(self, peer: Peer, heard: Heard) -> None: ...
+
+    def lost(self, pool: Pool, name: str, reason: str) -> None:
+        """What the replica `name` held is gone."""
+
+
+class Pool:
+    """The replicas of one kind, by address."""
+
+    def __init__(self, dialect: Dialect, orchestrator_id: str, listener: Listener) -> None:
+        self.name = dialect.pool
+        self.peers: dict[str, Peer] = {}
+        self.places = Places(self.eligible, self._vacated)
+        self._dialect, self._orchestrator_id, self._listener = dialect, orchestrator_id, listener
+        self._uids: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._running = False
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self.peers.values())
+
+    @property
+    def connected(self) -> list[Peer]:
+        return [peer for peer in self if peer.connected]
+
+    def eligible(self) -> list[Peer]:
+        """Those that may take a session now."""
+        return [peer for peer in self if peer.connected and peer.name not in self._leaving]
+
+    def send(self, name: str, item: Any) -> None:
+        """Queues an item for a replica. One that is gone needs none."""
+        if (peer := self.peers.get(name)) is not None:
+            peer.send(item)
+
+    # --- membership ---------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, uid: str = "") -> None:
+        """`name` is host:port. Nothing happens when it is here."""
+        if name in self.peers and self._uids[name] != uid:
+            self._drop(name, "another process has its address")
+        self._leaving.discard(name)
+        if name in self.peers:
+            return
+        self.peers[name], self._uids[name] = Peer(name, self._dialect, self._orchestrator_id, self._listener), uid
+        if self._running:
+            self._dial(name)
+
+    def remove(self, name: str) -> None:
+        """Nothing happens when it is not here."""
+        if name in self.peers:
+            self._leaving.add(name)
+            self._vacated(name)
+
+    def run(self) -> None:
+        """Starts dialling. Needs a running loop."""
+        self._running = True
+        for name in self.peers:
+            self._dial(name)
+
+    async def close(self) -> None:
+        """Hangs up, once the peers have been told what waits for them."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(peer.flushed() for peer in self)), FLUSH_S)
+        tasks = [*self._tasks.values(), *self._ending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _dial(self, name: str) -> None:
+        self._tasks[name] = asyncio.create_task(self.peers[name].run(), name=f"peer {name}")
+
+    def _vacated(self, name: str) -> None:
+        """It holds no session, as far as we placed them, or may hold none."""
+        if name in self._leaving and not self.places.sessions[name]:
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        peer, task = self.peers.pop(name), self._tasks.pop(name, None)
+        self._leaving.discard(name)
+        del self._uids[name]
+        log.info("peer removed", extra={"pool": self.name, "peer": name})
+        if task is not None:
+            ending = asyncio.create_task(_hang_up(peer, task), name=f"peer {name} leaves")
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    def _drop(self, name: str, reason: str) -> None:
+        """Its sessions lose it. They may want a place at once, and are not to find it here."""
+        self._leaving.add(name)
+        self._listener.down(self.peers[name], reason)
+        if name in self.peers:
+            self._end(name)
+
+
+async def _hang_up(peer: Peer, task: asyncio.Task[None]) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(peer.flushed(), FLUSH_S)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class Pools:
+    """Both pools, and what is known of the model that they serve. Implements peers.Listener."""
+
+    def __init__(self, settings: OrchestratorSettings, orchestrator_id: str, vocabulary_fingerprint: bytes, home: Home) -> None:
+        self.targets, self.drafts = (Pool(dialect, orchestrator_id, self) for dialect in (TARGET, DRAFT))
+        self._fingerprint, self._home = vocabulary_fingerprint, home
+        self._model: terms.ModelInfo | None = None
+        self._model_known = asyncio.Event()
+        for pool, names in ((self.targets, settings.targets), (self.drafts, settings.drafts)):
+            for name in names:
+                pool.add(name)
+
+    def __iter__(self) -> Iterator[Pool]:
+        return iter((self.targets, self.drafts))
+
+    def _of(self, peer: Peer) -> Pool | None:
+        """None: it was removed, and what it still says is meant for nobody."""
+        pool = self.targets if peer.dialect is TARGET else self.drafts
+        return pool if pool.peers.get(peer.name) is peer else None
+
+    @property
+    def model(self) -> terms.ModelInfo | None:
+        """The target's model; None until a target answered for the first time."""
+        return self._model
+
+    @property
+    def vocab_size(self) -> int:
+        """0 until a target answered."""
+        return self._model.vocab_size if self._model is not None else 0
+
+    async def model_info(self, wait_ms: float) -> terms.ModelInfo:
+        """Waits for a first target. Raises Unavailable."""
+        try:
+            await asyncio.wait_for(self._model_known.wait(), wait_ms / 1000)
+        except TimeoutError:
+            raise Unavailable("no target is connected") from None
+        assert self._model is not None
+        return self._model
+
+    def run(self) -> None:
+        """Starts dialling. Needs a running loop."""
+        for pool in self:
+            pool.run()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(pool.close() for pool in self))
+
+    # --- peers speak --------------------------------------------------------------------------------------------------
+
+    def accept(self, peer: Peer, info: terms.ModelInfo) -> None:
+        if info.vocabulary_fingerprint != self._fingerprint:
+            raise Mismatch(f"{peer.dialect.pool} {peer.name} serves {info.model!r}, whose vocabulary is not the tokenizer's")
+        known = self._model
+        in_use = self._home.busy or self.targets.connected
+        if peer.dialect is TARGET and known is not None and in_use and _identity(info) != _identity(known):
+            raise Mismatch(f"target {peer.name} serves {info.model!r}; answers of {known.model!r} cannot go on there")
+
+    def up(self, peer: Peer) -> None:
+        if (pool := self._of(peer)) is None:
+            return
+        log.info("peer up", extra={"pool": pool.name, "peer": peer.name})
+        if pool is self.targets:
+            self._target_up()
+        self._home.up(pool)
+
+    def _target_up(self) -> None:
+        """What is admitted must fit every target it may come to."""
+        infos = [peer.info for peer in self.targets.connected if peer.info is not None]
+        window, most = min(i.max_model_len for i in infos), min(i.max_num_speculative_tokens for i in infos)
+        self._model = replace(infos[0], max_model_len=window, max_num_speculative_tokens=most)
+        self._model_known.set()
+        if len({i.numerics_fingerprint for i in infos}) > 1:
+            log.warning("the targets compute differently: an answer that moves between them may differ within rounding")
+
+    def heard(self, peer: Peer, heard: Heard) -> None:
+        if self._of(peer) is not None:
+            self._home.heard(peer, heard)
+
+    def down(self, peer: Peer, reason: str) -> None:
+        if (pool := self._of(peer)) is not None:
+            log.warning("peer down", extra={"pool": pool.name, "peer": peer.name, "reason": reason})
+            self._home.lost(pool, peer.name, reason)
+
+    def trouble(self, peer: Peer, reason: str) -> None:
+        log.warning("peer cannot be reached", extra={"pool": peer.dialect.pool, "peer": peer.name, "reason": reason})
+
+
+def _identity(info: terms.ModelInfo) -> tuple[object, ...]:
+    """What must be equal for an answer to go on elsewhere; numerics may differ, they only cost the bit-for-bit promise."""
+    return info.model, info.vocab_size, info.eos_token_ids

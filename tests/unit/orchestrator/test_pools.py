@@ -1,0 +1,105 @@
+"""Membership of the pools at run time: replicas that are added, removed and come back while sessions run."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.unit.orchestrator.scripted_pools import Pools, ScriptedPeer, answer_of, fetch, prompt_of, settle
+
+
+def held(pools: Pools, *names: str) -> set[str]:
+    return {pools.driver._live[name].target for name in names}
+
+
+def newest(pools: Pools, name: str) -> ScriptedPeer:
+    return pools.driver.pools.targets.peers[name]  # type: ignore[return-value]
+
+
+async def test_a_target_that_is_added_takes_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, targets=1, drafts=0)
+    pools.driver.pools.targets.add("t9:1")
+    newest(pools, "t9:1").rise()
+    pools.driver.pools.targets.remove("t0:1")
+    assert await fetch(pools.start("s")) == answer_of(prompt_of("s"), 20)
+    await settle()
+    assert newest(pools, "t9:1").released["s"] == 1
+
+
+async def test_a_removed_target_finishes_what_it_holds_and_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, targets=1, drafts=0)
+    pools.driver.run()
+    members = pools.driver.pools.targets
+    old = pools.targets[0]
+    handle = pools.start("s", count=40)
+    members.remove("t0:1")
+    assert members.peers["t0:1"] is old
+    waits = pools.start("waits", k=0)
+    await settle()
+    assert held(pools, "waits") == {""}
+    members.add("t1:1")
+    newest(pools, "t1:1").rise()
+    assert await fetch(handle) == answer_of(prompt_of("s"), 40)
+    assert await fetch(waits) == answer_of(prompt_of("waits"), 20)
+    assert old.seen["waits"] == 0 and old.released["s"] == 1
+    assert "t0:1" not in members.peers and not members._leaving
+    while members._ending:
+        await asyncio.sleep(0)
+    assert set(members._tasks) == {"t1:1"}
+    await pools.driver.close()
+
+
+async def test_one_that_is_added_again_while_it_leaves_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, targets=1, drafts=0)
+    old, members = pools.targets[0], pools.driver.pools.targets
+    handle = pools.start("s", count=40)
+    members.remove("t0:1")
+    members.add("t0:1")
+    other = pools.start("other")
+    assert held(pools, "s", "other") == {"t0:1"}
+    assert [len(tokens) for tokens in await asyncio.gather(fetch(handle), fetch(other))] == [40, 20]
+    assert members.peers["t0:1"] is old
+
+
+async def test_one_that_comes_back_later_is_dialled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, targets=1, drafts=0)
+    old, members = pools.targets[0], pools.driver.pools.targets
+    members.remove("t0:1")
+    members.add("t0:1")
+    assert members.peers["t0:1"] is not old
+    handle = pools.start("s")
+    await settle()
+    assert held(pools, "s") == {""}
+    newest(pools, "t0:1").rise()
+    old.fall()  # what becomes of the old connection is nobody's loss
+    assert held(pools, "s") == {"t0:1"}
+    assert await fetch(handle) == answer_of(prompt_of("s"), 20)
+
+
+async def test_another_process_under_the_address_takes_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, targets=0, drafts=0)
+    members = pools.driver.pools.targets
+    members.add("t0:1", uid="a")
+    newest(pools, "t0:1").rise()
+    handle = pools.start("s", count=40)
+    await settle(6)
+    old = newest(pools, "t0:1")
+    members.add("t0:1", uid="b")
+    assert newest(pools, "t0:1") is not old and held(pools, "s") == {""}
+    newest(pools, "t0:1").rise()
+    assert held(pools, "s") == {"t0:1"}
+    old.say()
+    assert await fetch(handle) == answer_of(prompt_of("s"), 40)
+    await settle()
+    assert newest(pools, "t0:1").seen["s"] > 1
+
+
+async def test_a_removed_draft_goes_once_its_sessions_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, drafts=2)
+    handles = [pools.start(f"s{i}", count=40) for i in range(6)]
+    pools.driver.pools.drafts.remove("d0:1")
+    assert "d0:1" in pools.driver.pools.drafts.peers
+    assert await asyncio.gather(*map(fetch, handles)) == [answer_of(prompt_of(f"s{i}"), 40) for i in range(6)]
+    await settle()
+    assert set(pools.driver.pools.drafts.peers) == {"d1:1"}
