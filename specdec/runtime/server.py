@@ -58,6 +58,7 @@ class Service:
     """What a build hands back."""
 
     add: Callable[[Any], None]  # registers the servicers: add_XServicer_to_server(servicer, server)
+    draining: Callable[[], None] | None = None  # the first thing at SIGTERM, before anything is refused: tell the peers
     drain: Callable[[], Awaitable[None]] | None = None  # returns when running work is done
     give_up: Callable[[], None] | None = None  # `drain` took too long: tells the running calls, which then have FLUSH_S to end
     close: Callable[[], Awaitable[None]] | None = None  # after the last call
@@ -197,6 +198,8 @@ class _Host(Generic[S]):
         log.info("stopping")
         deadline = time.monotonic() + (0 if self.runtime.reason else self.settings.drain_ms / 1000)
         await self._set_ready(NOT_SERVING)  # not enter_graceful_shutdown: that would turn liveness off as well
+        if service.draining is not None:
+            service.draining()
         self.methods.open = False
         if service.drain is not None and not self.runtime.reason:
             try:
