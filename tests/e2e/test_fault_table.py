@@ -1,0 +1,72 @@
+"""Every fault at every phase of a round, many streams meanwhile: each text is that of the run without speculation and without faults."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.fault_driver import Report, Turmoil, asks, references, watched
+from tests.e2e.fault_phases import CLIENT, DRAFT, TARGET, rows
+from tests.e2e.inprocess import Cluster, Hosted, cluster, hurried
+from tests.tiny import save_tiny
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(150)]
+LEAST = 200
+SECONDS = 90.0
+LEFT_S = 5.0
+
+
+async def left(made: Cluster) -> dict[str, float]:
+    """Gauges that are not 0."""
+    names = {"orchestrator": ("specdec_requests_running", "specdec_requests_waiting"), "target": ("specdec_sessions",)}
+
+    def read(hosted: Hosted) -> dict[str, float]:
+        return {f"{hosted.role} {name}": value for name in names.get(hosted.role, ("specdec_sessions",)) if (value := hosted.metric(name))}
+
+    found: dict[str, float] = {}
+    for service in (*made.orchestrators, *made.targets, *made.drafts):
+        found |= await asyncio.to_thread(read, service)
+    return found
+
+
+async def nothing_left(made: Cluster) -> None:
+    deadline = asyncio.get_running_loop().time() + LEFT_S
+    while found := await left(made):
+        assert asyncio.get_running_loop().time() < deadline, found
+        await asyncio.sleep(0.05)
+
+
+async def turmoil(made: Cluster) -> Report:
+    """Two targets, two drafts, one orchestrator, a link on every hop."""
+    async with contextlib.AsyncExitStack() as links:
+        pools = {TARGET: made.targets, DRAFT: made.drafts}
+        hops = [(kind, *watched(service.endpoint, kind)) for kind, pool in pools.items() for service in pool]
+        names = [await links.enter_async_context(link.serving()) for _, link, _ in hops]
+        orchestrator = await made.begin_orchestrator(names[:2], names[2:], step_deadline_ms=3000)
+        client, trigger = watched(orchestrator.endpoint, CLIENT)
+        name = await links.enter_async_context(client.serving())
+        asked = asks()
+        wanted = await references(orchestrator.endpoint, asked)
+        work = [(link, trigger, rows(kind)[i % 2 :: 2]) for i, (kind, link, trigger) in enumerate(hops)]
+        return await Turmoil(asked, wanted, [name]).run([*work, (client, trigger, rows(CLIENT))], LEAST, SECONDS)
+
+
+def test_every_fault_at_every_phase(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> Report:
+        async with cluster(save_tiny(tmp_path / "tiny", seed=0), targets=2, drafts=2) as made:
+            report = await turmoil(made)
+            await nothing_left(made)
+            return report
+
+    with hurried():
+        report = asyncio.run(run())
+    print(report)
+    assert set(report.injected) == {row for kind in (TARGET, DRAFT, CLIENT) for row in rows(kind)}, f"never: {report.never}"
+    assert report.injected.total() >= LEAST
+    assert report.moved and report.answers >= 50
+    defects = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert not defects, defects[0].getMessage()
