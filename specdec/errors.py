@@ -75,9 +75,14 @@ class Mismatch(SpecdecError):
 
 
 class Unavailable(SpecdecError):
-    """Nobody can serve this now."""
+    """Nobody can serve this now. `retry_after_ms` says when to come back, None where that is unknown. `output_tokens` = tokens of the
+    answer that were decided and handed on before, resumed ones included: they resume it as output_token_ids; None where none had begun."""
 
     code: ClassVar[int] = 14
+
+    def __init__(self, message: str, retry_after_ms: int | None = None, output_tokens: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms, self.output_tokens = retry_after_ms, output_tokens
 
 
 class DeadlineExceeded(SpecdecError):

@@ -8,7 +8,9 @@ it does, replace it by RESOURCE_EXHAUSTED.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -23,23 +25,42 @@ from specdec import errors
 MAX_MESSAGE = 999  # characters
 MAX_ENCODED = 2000  # bytes as gRPC writes them: three for each byte that is not printable ASCII; the details carry the text again, twice
 DEFAULT_RETRY_MS = 1000  # of an Overloaded without RetryInfo
+RESUMABLE, DOMAIN, OUTPUT_TOKENS = "RESUMABLE", "specdec.v1", "output_tokens"  # of the ErrorInfo that tells how much of an answer there is
 Unreadable = DecodeError  # what reading raises for bytes that are not the message they should be
+_COUNT = re.compile(r"[0-9]{1,10}")
 _DETAILS_KEY = "grpc-status-details-bin"
 
-Violations = list[tuple[str, str]]
-_Rebuild = Callable[[str, Violations, int], errors.SpecdecError]
+
+@dataclass(slots=True)
+class _Details:
+    """What travels beside code and message: BadRequest, RetryInfo, ErrorInfo."""
+
+    violations: list[tuple[str, str]] = field(default_factory=list)
+    retry_after_ms: int | None = None
+    output_tokens: int | None = None
+
+
+_Rebuild = Callable[[str, _Details], errors.SpecdecError]
 
 
 def _named(kind: type[errors.InvalidRequest] | type[errors.Unsupported]) -> _Rebuild:
-    def rebuild(message: str, violations: Violations, retry_after_ms: int) -> errors.SpecdecError:
-        field, remedy = violations[0] if violations else ("request", message)
-        return kind(field, remedy)
+    def rebuild(message: str, details: _Details) -> errors.SpecdecError:
+        named, remedy = details.violations[0] if details.violations else ("request", message)
+        return kind(named, remedy)
 
     return rebuild
 
 
 def _plain(kind: type[errors.SpecdecError]) -> _Rebuild:
-    return lambda message, violations, retry_after_ms: kind(message)
+    return lambda message, details: kind(message)
+
+
+def _overloaded(message: str, details: _Details) -> errors.SpecdecError:
+    return errors.Overloaded(message, DEFAULT_RETRY_MS if details.retry_after_ms is None else details.retry_after_ms)
+
+
+def _unavailable(message: str, details: _Details) -> errors.SpecdecError:
+    return errors.Unavailable(message, details.retry_after_ms, details.output_tokens)
 
 
 # class → (code, how a caller rebuilds it). Classes under InternalFault travel as INTERNAL.
@@ -48,9 +69,9 @@ TABLE: dict[type[errors.SpecdecError], tuple[grpc.StatusCode, _Rebuild]] = {
     errors.Unsupported: (grpc.StatusCode.UNIMPLEMENTED, _named(errors.Unsupported)),
     errors.NotFound: (grpc.StatusCode.NOT_FOUND, _plain(errors.NotFound)),
     errors.AlreadyExists: (grpc.StatusCode.ALREADY_EXISTS, _plain(errors.AlreadyExists)),
-    errors.Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, lambda message, _, ms: errors.Overloaded(message, ms)),
+    errors.Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, _overloaded),
     errors.Mismatch: (grpc.StatusCode.FAILED_PRECONDITION, _plain(errors.Mismatch)),
-    errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, _plain(errors.Unavailable)),
+    errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, _unavailable),
     errors.DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, _plain(errors.DeadlineExceeded)),
     errors.InternalFault: (grpc.StatusCode.INTERNAL, _plain(errors.InternalFault)),
 }
@@ -69,16 +90,20 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 def status_of(error: BaseException) -> status_pb2.Status:
-    """The full status: code, cut message, BadRequest for a named field, RetryInfo for an overload."""
+    """The full status: code, cut message, BadRequest for a named field, RetryInfo where it is known when to come back, ErrorInfo with
+    the number of tokens for an answer that can be resumed."""
     message = str(error) if isinstance(error, errors.SpecdecError) else f"{type(error).__name__}: {error}"
     status = status_pb2.Status(code=code_of(error).value[0], message=cut(message))
     if isinstance(error, errors.InvalidRequest | errors.Unsupported):
         violation = error_details_pb2.BadRequest.FieldViolation(field=cut(error.field), description=cut(error.remedy))
         _attach(status, error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(error, errors.Overloaded):
+    if isinstance(error, errors.Overloaded | errors.Unavailable) and error.retry_after_ms is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(error.retry_after_ms)
         _attach(status, retry)
+    if isinstance(error, errors.Unavailable) and error.output_tokens is not None:
+        told = {OUTPUT_TOKENS: str(error.output_tokens)}
+        _attach(status, error_details_pb2.ErrorInfo(reason=RESUMABLE, domain=DOMAIN, metadata=told))
     return status
 
 
@@ -93,19 +118,20 @@ def cut(message: str) -> str:
 
 def error_of(code: grpc.StatusCode | int, message: str, details: bytes | None = None) -> errors.SpecdecError:
     """The fault behind a status; `details` = the serialised google.rpc.Status, when there is one."""
-    violations: Violations = []
-    retry_after_ms = DEFAULT_RETRY_MS
+    told = _Details()
     for detail in status_pb2.Status.FromString(details).details if details else ():
-        bad, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        bad, retry, info = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo(), error_details_pb2.ErrorInfo()
         if detail.Unpack(bad):
-            violations += [(v.field, v.description) for v in bad.field_violations]
+            told.violations += [(v.field, v.description) for v in bad.field_violations]
         elif detail.Unpack(retry):
-            retry_after_ms = retry.retry_delay.ToMilliseconds()
+            told.retry_after_ms = retry.retry_delay.ToMilliseconds()
+        elif detail.Unpack(info) and info.reason == RESUMABLE and _COUNT.fullmatch(info.metadata.get(OUTPUT_TOKENS, "")):
+            told.output_tokens = int(info.metadata[OUTPUT_TOKENS])
     known = CODES.get(code, grpc.StatusCode.UNKNOWN) if isinstance(code, int) else code
     rebuild = _BY_CODE.get(known)
     if rebuild is None:
         return errors.InternalFault(f"{known.name}: {message}")
-    return rebuild(message, violations, retry_after_ms)
+    return rebuild(message, told)
 
 
 def error_from_rpc(failure: grpc.RpcError) -> errors.SpecdecError:

@@ -22,6 +22,8 @@ SAMPLES = [
     errors.Overloaded("64 requests are waiting", 250),
     errors.Mismatch("vocabularies differ"),
     errors.Unavailable("no target"),
+    errors.Unavailable("no target; 17 tokens were decided", 250, 17),
+    errors.Unavailable("no target; nothing was decided", 1000, 0),
     errors.DeadlineExceeded("after 3 tokens"),
     errors.InternalFault("boom"),
 ]
