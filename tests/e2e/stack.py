@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,14 +53,14 @@ class Process:
         return sum(value for key, value in self.metrics().items() if key.split("{")[0] == name)
 
 
-def start(role: str, module: str, settings: dict[str, str], folder: Path) -> Process:
-    """Starts one service; returns at once. `wait_ready` completes it."""
+def start(role: str, module: str, settings: dict[str, str], folder: Path, inside: Sequence[str] = ()) -> Process:
+    """Starts one service; returns at once. `wait_ready` completes it. `inside`: the words of a program that runs it somewhere else."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_")}
     environment |= {"OMP_NUM_THREADS": "1", "SPECDEC_PARENT_PIPE": str(_PIPE[0])} | {f"SPECDEC_{k}": v for k, v in settings.items()}
     log = folder / f"{role}-{time.monotonic_ns()}.log"
     with log.open("w") as stderr, log.with_suffix(".out").open("w") as stdout:
         popen = subprocess.Popen(
-            [sys.executable, "-m", module], env=environment, stdout=stdout, stderr=stderr, cwd=_ROOT, pass_fds=_PIPE[:1]
+            [*inside, sys.executable, "-m", module], env=environment, stdout=stdout, stderr=stderr, cwd=_ROOT, pass_fds=_PIPE[:1]
         )
     return Process(role, popen, log)
 
@@ -98,9 +98,9 @@ class Stack:
     def endpoint(self) -> str:
         return self.orchestrators[0].endpoint
 
-    def begin_target(self, module: str = "target_service", **more: str) -> Process:
+    def begin_target(self, module: str = "target_service", inside: Sequence[str] = (), **more: str) -> Process:
         settings = {"MODEL": str(self.target_model), **self.target_settings, **more}
-        self.targets.append(start("target", module, settings, self.folder))
+        self.targets.append(start("target", module, settings, self.folder, inside))
         return self.targets[-1]
 
     def begin_draft(self, **more: str) -> Process:
