@@ -112,6 +112,10 @@ class AdaptivePace(Seat):
 
     # --- told ---------------------------------------------------------------------------------------------------------
 
+    def moved(self, target: str) -> None:
+        super().moved(target)
+        self._asked_ms = None  # the draft's silence belongs to what was known of the other target
+
     def opened(self) -> None:
         self.sent()
 

@@ -166,3 +166,16 @@ def test_answers_that_never_come_are_not_waited_for_at_length() -> None:
 def test_a_desk_is_as_good_for_any_number_of_targets() -> None:
     desk = Desk(50.0)
     assert desk.machine("a") is desk.machine("a") is not desk.machine("b")
+
+
+def test_F82_a_draft_that_answers_between_two_targets_teaches_nothing() -> None:
+    """A session that moved sits nowhere until its first commit there; the draft's silence began at the target that is gone."""
+    world = World(Machine(ready=0.0))
+    pace = world.add((0.9, 1.0)).pace
+    world.run(2000)
+    assert pace.speculates
+    pace.committed(ready=False)
+    pace.moved("")
+    pace.moved("another")
+    pace.proposed()
+    assert not world.desk.machine("another").regime.ready.seen
