@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,8 +67,8 @@ class Services:
     def orchestrator(self) -> Service:
         return self.of("orchestrator")
 
-    def start(self, role: str, settings: Mapping[str, str]) -> Service:
-        """Raises Unavailable with the end of the log."""
+    def start(self, role: str, settings: Mapping[str, str], words: Sequence[str] = ()) -> Service:
+        """`words` = what runs the service, behind `python -m`. Raises Unavailable with the end of the log."""
         common = {"HOST": "127.0.0.1", "PORT": "0", "METRICS_PORT": "0", "DRAIN_MS": "1000", "PARENT_PIPE": str(self.pipe)}
         pin = {"CPU_AFFINITY": self.pins[role]} if role in self.pins else {}
         merged = {**common, **pin, **settings}
@@ -77,7 +77,7 @@ class Services:
         log = self.logs / f"{role}-{len(self.running)}.log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", MODULES[role]],
+                [sys.executable, "-m", *(words or (MODULES[role],))],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
