@@ -21,6 +21,7 @@ from orchestrator.checks import is_sound, without_foreign_ids
 from orchestrator.control import Desk
 from orchestrator.generation import Generation
 from orchestrator.handle import Handle, Undelivered
+from orchestrator.moving import COME_BACK_MS, gone
 from orchestrator.observe import Observer
 from orchestrator.output import Ended
 from orchestrator.pace import Pace
@@ -32,7 +33,7 @@ from specdec.errors import AlreadyExists, InternalFault, SpecdecError, Unavailab
 
 DRAIN_POLL_S = 0.05
 RECORD_AFTER_S = 0.002
-GOING_AWAY = "the orchestrator is shutting down; resume with output_token_ids"
+GOING_AWAY = "the orchestrator is shutting down"
 log = logging.getLogger(__name__)
 
 
@@ -96,7 +97,7 @@ class Driver:
     def start(self, answers: Sequence[ev.Admitted], request_id: str) -> Handle:
         """Admits the answers of one request, answer 0 first; all or none. Raises Overloaded, AlreadyExists or Unavailable."""
         if self._closing:
-            raise Unavailable(GOING_AWAY)
+            raise Unavailable(GOING_AWAY, COME_BACK_MS)
         if self._requests[request_id]:
             raise AlreadyExists(f"request_id: a live request is named {request_id!r} already; choose another or leave it unset")
         runs = self._admission.ask([answer.session_id for answer in answers], answers[0].priority)
@@ -140,7 +141,7 @@ class Driver:
         """Fails what still runs, in a way that says how to go on. Nothing new is taken."""
         self._closing = True
         for live in reversed(list(self._live.values())):  # who waits goes before the places become free
-            live.undelivered.end(Unavailable(GOING_AWAY))
+            live.undelivered.end(gone(GOING_AWAY, live.generation.decided))
             live.undelivered.cancel()
 
     async def close(self) -> None:
@@ -199,7 +200,7 @@ class Driver:
         info = self._targets.peers[live.target].info
         numerics = info.numerics_fingerprint if info is not None else ""
         if live.numerics:
-            self.observer.replaced(equal=numerics == live.numerics)
+            self.observer.replaced(equal=numerics == live.numerics, reason=live.generation.moving.reason)
         live.numerics = live.numerics or numerics
 
     # --- commands out -------------------------------------------------------------------------------------------------
@@ -235,6 +236,8 @@ class Driver:
                 case ev.PlaceTarget(avoid, prefer):
                     self._targets.places.want(session_id, avoid, prefer)
                     self._place_targets()
+                case ev.SeekRoom(full):
+                    self._seek_room(session_id, live, full)
                 case ev.PlaceDraft(avoid):
                     self._drafts.places.want(session_id, avoid)
                     self._place_drafts()
@@ -276,6 +279,13 @@ class Driver:
 
     def _place_targets(self) -> None:
         for session_id, name in self._targets.places.place(lambda session_id: self._live[session_id].numerics):
+            self.feed(session_id, ev.TargetPlaced(name))
+
+    def _seek_room(self, session_id: str, live: _Live, full: tuple[str, ...]) -> None:
+        """What was decided may go on where it is sure to be the same text; the wait for room ends some time."""
+        generation = live.generation
+        tokens, begun = len(generation.committed), generation.decided > 0
+        if name := self._targets.places.elsewhere(full, tokens, live.numerics, begun):
             self.feed(session_id, ev.TargetPlaced(name))
 
     def _place_drafts(self) -> None:

@@ -62,7 +62,7 @@ class PrefixReady:
 
 @dataclass(frozen=True, slots=True)
 class TargetPlaced:
-    """A target takes the session. Answers PlaceTarget."""
+    """A target takes the session. Answers PlaceTarget, or SeekRoom where another has room."""
 
     target: str
 
@@ -158,6 +158,13 @@ class PlaceTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class SeekRoom:
+    """The target has no room. Is there another than `full` that has? TargetPlaced answers if so, nothing if not."""
+
+    full: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlaceDraft:
     """Find a draft, other than `avoid` if there is one."""
 
@@ -234,4 +241,6 @@ class Forget:
     """The last command of a generation: drop routes and timers."""
 
 
-Command = PlaceTarget | PlaceDraft | ToTarget | ToDraft | StartTimer | StopTimer | Deliver | Finish | Fail | Observe | Count | Forget
+Command = (
+    PlaceTarget | SeekRoom | PlaceDraft | ToTarget | ToDraft | StartTimer | StopTimer | Deliver | Finish | Fail | Observe | Count | Forget
+)

@@ -10,8 +10,7 @@ Rules
 1. A round opens when its Step is built and closes with its result. Repeating a Step (prefix_needed, no_room, expired) keeps the round.
    What the target decides on its own behind it is told under its number, also while the next Step is on its way.
 2. Draft and target are placed independently: losing one never re-opens the other.
-3. Placements that decide nothing are few and ever further apart (patience.py). A result forgives all earlier ones, so a long answer
-   may move as often as it has to.
+3. Where it goes when its target is gone or full, and when it gives up, is in moving.py.
 4. The draft hears of every commit, then of the block that follows it; the client's copy goes out behind both.
 """
 
@@ -22,17 +21,16 @@ from orchestrator.checks import check_result
 from orchestrator.drafting import DraftSide
 from orchestrator.events import Admitted, Command, Count, StartTimer, StopTimer, Timer, ToTarget
 from orchestrator.lookahead import EMPTY, Block
+from orchestrator.moving import Moving
 from orchestrator.pace import Pace
-from orchestrator.patience import Patience
 from orchestrator.sources import Sources
 from orchestrator.states import State
-from orchestrator.tally import SOURCES, Tally, origins
+from orchestrator.tally import SOURCES, Tally, origins, word
 from orchestrator.targeting import TargetSide
 from specdec import terms
-from specdec.errors import DeadlineExceeded, InternalFault, ProtocolFault, SpecdecError, Unavailable, fault
+from specdec.errors import DeadlineExceeded, ProtocolFault, SpecdecError
 from specdec.terms import FinishReason, RejectionMethod, Result
 
-MAX_RETRY_MS = 10_000  # longest a target's word keeps a session from asking again
 MAX_EXPIRED = 3  # times one round may expire in the target's queue
 OVERDUE_MARGIN_MS = 500.0  # what an answer may take past the deadline it was given
 SILENT_MS = 2000.0  # a target that should go on by itself is asked again after this
@@ -56,10 +54,9 @@ class Generation:
         self._pace, self._sources = pace, Sources(request, prompt_lookup_min, pace)
         self.lookahead = self._sources.lookahead
         self.tally = Tally(request.num_speculative_tokens)
-        self._step_deadline_ms, self._placement_wait_ms = step_deadline_ms, placement_wait_ms
+        self._step_deadline_ms = step_deadline_ms
         self.at = TargetSide(request, max_run_ahead)
-        self._avoid = ""  # who held it last
-        self._patience = Patience()
+        self.moving = Moving(placement_wait_ms)
         self._ahead = ahead and request.rejection_method is RejectionMethod.COUPLED
         self._never_waits = self._ahead and not pace.waits
         self.drafting = DraftSide(request, pace)
@@ -135,23 +132,23 @@ class Generation:
         self._tell(*self.drafting.want())
 
     def _place_target(self, avoid: str, prefer: str = "") -> None:
-        self.state, self.at.name, self._avoid = State.PLACING, "", avoid
-        if pause_ms := self._patience.pause_ms:
-            self._tell(StartTimer(Timer.RETRY, pause_ms))
-        else:
-            self._tell(ev.PlaceTarget(avoid, prefer))
-        self._tell(StartTimer(Timer.PLACEMENT, self._placement_wait_ms))
+        self.state, self.at.name = State.PLACING, ""
+        self._tell(*self.moving.want(avoid, prefer))
 
     def _on_target_placed(self, target: str) -> None:
-        if self.state is not State.PLACING:
+        if self.state is State.BACKING_OFF:
+            self.tally.replacements += 1
+            self._tell(ToTarget(self.target, self.at.close()), *self.moving.for_room())
+        elif self.state is State.PLACING:
+            self._tell(StopTimer(Timer.PLACEMENT))
+        else:
             raise ProtocolFault(f"a target was placed while {self.state.value}")
         self.at.name = target
-        self._tell(StopTimer(Timer.PLACEMENT))
         self._new_epoch(self.at.epoch + 1)
 
     def _new_epoch(self, epoch: int) -> None:
-        if not self._patience.epoch():
-            return self._fail(InternalFault(f"the session had to be started {self._patience.fruitless} times without a result"))
+        if (error := self.moving.epoch()) is not None:
+            return self._fail(error)
         self.at.new_epoch(epoch)
         self._open_round(self._sources.ready()[0], "prefill")
 
@@ -161,16 +158,10 @@ class Generation:
         self.tally.replacements += 1
         lost = self.target
         self._tell(StopTimer(Timer.STEP), StopTimer(Timer.RETRY), StopTimer(Timer.GRACE), Count("replaced"))
-        if self._patience.used_up:
+        if (error := self.moving.lost(self.decided)) is not None:
             self.at.name = ""
-            epochs = self._patience.fruitless
-            self._fail(Unavailable(f"{epochs} targets in a row were lost before they decided anything; {self._resume_hint}"))
-            return
+            return self._fail(error)
         self._place_target(lost)
-
-    @property
-    def _resume_hint(self) -> str:
-        return f"{self.decided} tokens were decided: resume with output_token_ids"
 
     # --- the draft ----------------------------------------------------------------------------------------------------
 
@@ -264,7 +255,7 @@ class Generation:
             return  # of a round that is over
         elif isinstance(outcome, terms.NoRoom):
             self.state = State.BACKING_OFF
-            self._tell(StopTimer(Timer.STEP), StartTimer(Timer.RETRY, float(min(max(1, outcome.retry_after_ms), MAX_RETRY_MS))))
+            self._tell(*self.moving.no_room(self.target, outcome))
         elif isinstance(outcome, terms.PrefixNeeded):
             self._on_prefix_needed(outcome.have)
         elif isinstance(outcome, terms.Expired):
@@ -296,13 +287,9 @@ class Generation:
             self._next_round()
 
     def _on_failed(self, failed: terms.Failed) -> None:
-        error = fault(failed.code, failed.message)
-        if not isinstance(error, Unavailable):
-            self._fail(error)
-        elif self._patience.refused():
-            self._leave_target()
-        else:
-            self._fail(Unavailable(f"{error}; {self._resume_hint}"))
+        if (error := self.moving.failed(failed, self.decided)) is not None:
+            return self._fail(error)
+        self._leave_target()
 
     def _on_result(self, round_: int, result: Result) -> None:
         asked = self.at.open and round_ == self.at.round
@@ -311,7 +298,7 @@ class Generation:
             unasked = self.at.unasked(round_, result, self.lookahead.length)
             if unasked is None:
                 return
-            outcome, block = self._word(unasked), unasked
+            outcome, block = word(unasked, self._pace.speculates), unasked
             self.tally.opened(outcome)
         elif self.state is not State.VERIFYING:
             return  # it said that it has no room: it is asked again, and says the same again
@@ -321,7 +308,7 @@ class Generation:
             return self._fail(broken)
         if result.num_verified:
             self._pace.learn(SOURCES[outcome], block, result)
-        self._patience.decided()
+        self.moving.decided()
         self.tally.decided(result)
         news: list[Command] = [ev.Observe(outcome, result.num_verified, result.num_accepted, len(result.tokens))]
         if result.tokens or result.prompt_logprobs:
@@ -361,12 +348,6 @@ class Generation:
         self._tell(*self.drafting.sent(self.lookahead, self.at.block))
         self._tell_ahead(self.lookahead.block(2 * self._pace.most + 1))
 
-    def _word(self, block: Block) -> str:
-        """Of a round that nobody asked for, in tally.py."""
-        if not block.tokens:
-            return "miss" if self._pace.speculates else "off"
-        return "hit" if block.own else block.source
-
     # --- time and the client -------------------------------------------------------------------------------------------
 
     def _on_timer(self, timer: Timer) -> None:
@@ -376,15 +357,16 @@ class Generation:
             self._tell(Count("grace_expired"))
             self._open_round(EMPTY, "miss")
         elif timer is Timer.RETRY and state is State.BACKING_OFF:
+            self.moving.retry()
             self._ask_again()
         elif timer is Timer.STEP and state is State.GOING:
             self._next_round()
         elif timer is Timer.RETRY and state is State.PLACING:
-            self._tell(ev.PlaceTarget(self._avoid))
+            self._tell(*self.moving.ask())
         elif timer is Timer.STEP and state is State.VERIFYING:
             self._leave_target()
         elif timer is Timer.PLACEMENT and state is State.PLACING:
-            self._fail(Unavailable(f"no target took the session in {self._placement_wait_ms:.0f} ms; {self._resume_hint}"))
+            self._fail(self.moving.nobody(self.decided))
         elif timer is Timer.DRAFT:
             self._tell(*self.drafting.want())
 

@@ -28,6 +28,10 @@ class Patience:
         self.fruitless, self._refused = self.fruitless - 1, self._refused + 1
         return True
 
+    def excused(self) -> None:
+        """The next epoch begins because another target has room: it does not count."""
+        self.fruitless -= 1
+
     def decided(self) -> None:
         self.fruitless = self._refused = 0
 

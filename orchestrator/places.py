@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from orchestrator.peers import Peer
 from orchestrator.placement import Candidate, choose
@@ -53,11 +53,23 @@ class Places:
             del self._wants[session_id]
             yield session_id, name
 
+    def elsewhere(self, full: Sequence[str], tokens: int, numerics: str, equal: bool) -> str | None:
+        """A replica other than those in `full` that reports room for so many tokens, None when there is none. `equal`: of equal numerics,
+        or none."""
+        room = {peer.name for peer in self._eligible() if peer.beat is None or _free(peer) >= tokens}
+        fit = [c for c in self._candidates() if c.name in room and c.name not in full and not (equal and c.numerics != numerics)]
+        return choose(fit, "", (random.random(), random.random()), numerics)
+
     def _candidates(self) -> list[Candidate]:
         return [
             Candidate(peer.name, self.sessions[peer.name], _load(peer), peer.info.numerics_fingerprint if peer.info is not None else "")
             for peer in self._eligible()
         ]
+
+
+def _free(peer: Peer) -> int:
+    """Tokens there is room for, by its last report."""
+    return int(peer.beat.kv_total_tokens - peer.beat.kv_used_tokens)
 
 
 def _load(peer: Peer) -> float:

@@ -13,6 +13,7 @@ The first six are the rounds that wanted speculation.
 
 from __future__ import annotations
 
+from orchestrator.lookahead import Block
 from orchestrator.output import GenerationStats
 from specdec.terms import Origin, Result
 
@@ -56,6 +57,13 @@ class Tally:
             replacements=self.replacements,
             decided=self.tokens,
         )
+
+
+def word(block: Block, speculates: bool) -> str:
+    """The outcome of a round that nobody asked for."""
+    if not block.tokens:
+        return "miss" if speculates else "off"
+    return "hit" if block.own else block.source
 
 
 def origins(result: Result) -> tuple[Origin, ...]:

@@ -308,7 +308,7 @@ async def test_equal_numerics_are_preferred(monkeypatch: pytest.MonkeyPatch) -> 
         assert target.info is not None
         target.info, target.silent = replace(target.info, numerics_fingerprint="even" if i % 2 == 0 else "odd"), True
     told: list[bool] = []
-    monkeypatch.setattr(Observer, "replaced", lambda self, *, equal: told.append(equal))
+    monkeypatch.setattr(Observer, "replaced", lambda self, *, equal, reason: told.append(equal))
     for i in range(8):
         pools.start(f"s{i}", k=0)
     before = {name: live.target for name, live in pools.driver._live.items()}
