@@ -28,6 +28,7 @@ class Observer:
         self._rejected = telemetry.counter("specdec.proposals.rejected")
         self._replaced = telemetry.counter("specdec.session.replacements")
         self._duration = telemetry.histogram("specdec.round.duration")
+        self._undiscovered = telemetry.counter("specdec.discovery.failures")
 
     def watch(self, driver: Driver) -> None:
         """Levels, read when they are scraped."""
@@ -71,9 +72,12 @@ class Observer:
         elif what == "draft_lost":
             self._replaced.add(amount, reason="draft_lost", fingerprint="none")
 
-    def replaced(self, *, equal: bool) -> None:
-        """A session moved to a target; of equal numerics, or the text is the same within rounding only."""
-        self._replaced.add(1, reason="target_lost", fingerprint="equal" if equal else "other")
+    def discovery_failed(self, pool: str, kind: str) -> None:
+        self._undiscovered.add(1, pool=pool, reason=kind)
+
+    def replaced(self, *, equal: bool, reason: str) -> None:
+        """A session moved to a target; of equal numerics, or the text is the same within rounding only. `reason`: target_lost, no_room."""
+        self._replaced.add(1, reason=reason, fingerprint="equal" if equal else "other")
 
 
 def _endpoints(driver: Driver) -> list[tuple[float, dict[str, str]]]:

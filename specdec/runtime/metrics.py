@@ -85,6 +85,9 @@ METRICS: dict[str, Metric] = {
     "specdec.prefix_cache.hit_tokens": _counter("{token}", "Those among them that were in KV already."),
     "specdec.sessions": _gauge("{session}", "Sessions held."),
     "specdec.pool.endpoints": _gauge("{endpoint}", "Known replicas by pool and state.", "pool", "state"),
+    "specdec.discovery.failures": _counter(
+        "{lookup}", "Look-ups of replicas that failed, by why: error, timeout, empty, defect.", "pool", "reason"
+    ),
     "specdec.session.replacements": _counter("{session}", "Sessions moved to another replica.", "reason", "fingerprint"),
     "gen_ai.server.request.duration": _histogram("s", "Time of a generation.", SECONDS, *_GEN_AI, "error.type"),
     "gen_ai.server.time_to_first_token": _histogram("s", "Time to the first token.", SECONDS, *_GEN_AI),
