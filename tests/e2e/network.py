@@ -179,8 +179,11 @@ class Link:
         self.cut()
 
     def heal(self) -> None:
+        """Whoever was left with half a connection learns of it."""
         self._partitioned = self._refusing = False
         self.thaw()
+        for connection in [one for one in self.connections if one.dead]:
+            connection.cut()
 
     # --- bytes --------------------------------------------------------------------------------------------------------
 
