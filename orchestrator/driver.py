@@ -313,6 +313,9 @@ class Driver:
             elif pool is self._drafts and live.generation.drafting.name == name:
                 self.feed(session_id, ev.DraftLost(reason))
 
+    def discovery_failed(self, pool: str, kind: str) -> None:
+        self.observer.discovery_failed(pool, kind)
+
     def heard(self, peer: Peer, heard: Heard) -> None:
         if heard.faults:
             self.observer.count("broken", heard.faults)

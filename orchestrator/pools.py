@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
+from orchestrator.discovery import Endpoint, Lookups, Watch, sources
 from orchestrator.peers import DRAFT, TARGET, Dialect, Heard, Listener, Peer
 from orchestrator.places import Places
 from orchestrator.settings import OrchestratorSettings
@@ -23,6 +25,7 @@ from specdec import terms
 from specdec.errors import Mismatch, Unavailable
 
 FLUSH_S = 0.5  # for the last Close items to leave
+MAX_REPLICAS = 256  # of one pool: each is a connection with four tasks
 log = logging.getLogger(__name__)
 
 
@@ -41,6 +44,9 @@ class Home(Protocol):
     def lost(self, pool: Pool, name: str, reason: str) -> None:
         """What the replica `name` held is gone."""
 
+    def discovery_failed(self, pool: str, kind: str) -> None:
+        """For the metric."""
+
 
 class Pool:
     """The replicas of one kind, by address."""
@@ -54,10 +60,11 @@ class Pool:
         self._leaving: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._running = False
+        self._running = self._crowded = False
 
     def __iter__(self) -> Iterator[Peer]:
-        return iter(self.peers.values())
+        """Also from the thread that reads metrics, while peers come and go."""
+        return iter(list(self.peers.values()))
 
     @property
     def connected(self) -> list[Peer]:
@@ -73,6 +80,17 @@ class Pool:
             peer.send(item)
 
     # --- membership ---------------------------------------------------------------------------------------------------
+
+    def follow(self, endpoints: Iterable[Endpoint]) -> None:
+        """Membership is what discovery says; a full set. Of more than MAX_REPLICAS those stay that were here first."""
+        there = {endpoint.address: endpoint.uid for endpoint in endpoints if not endpoint.terminating}
+        for name in set(self.peers) - set(there):
+            self.remove(name)
+        for name in sorted(there, key=lambda name: (name not in self.peers, name))[:MAX_REPLICAS]:
+            self.add(name, there[name])
+        if len(there) > MAX_REPLICAS and not self._crowded:
+            log.warning("more replicas than are used (MAX_REPLICAS)", extra={"pool": self.name, "replicas": len(there)})
+        self._crowded = len(there) > MAX_REPLICAS
 
     def add(self, name: str, uid: str = "") -> None:
         """`name` is host:port. Nothing happens when it is here."""
@@ -147,9 +165,14 @@ class Pools:
         self._fingerprint, self._home = vocabulary_fingerprint, home
         self._model: terms.ModelInfo | None = None
         self._model_known = asyncio.Event()
-        for pool, names in ((self.targets, settings.targets), (self.drafts, settings.drafts)):
-            for name in names:
-                pool.add(name)
+        lookups, poll_s, keep_s = Lookups(), settings.discovery_poll_ms / 1000, settings.discovery_keep_ms / 1000
+        self._watches = []
+        for pool, entries in ((self.targets, settings.targets), (self.drafts, settings.drafts)):
+            failed = partial(home.discovery_failed, pool.name)
+            found = sources(pool.name, entries, lookups, failed, poll_s=poll_s, keep_s=keep_s)
+            watch = Watch(pool.name, found, pool.follow, failed)
+            pool.follow(watch.known)
+            self._watches.append(watch)
 
     def __iter__(self) -> Iterator[Pool]:
         return iter((self.targets, self.drafts))
@@ -179,11 +202,14 @@ class Pools:
         return self._model
 
     def run(self) -> None:
-        """Starts dialling. Needs a running loop."""
+        """Starts dialling, and looking for more. Needs a running loop."""
         for pool in self:
             pool.run()
+        for watch in self._watches:
+            watch.run()
 
     async def close(self) -> None:
+        await asyncio.gather(*(watch.close() for watch in self._watches))
         await asyncio.gather(*(pool.close() for pool in self))
 
     # --- peers speak --------------------------------------------------------------------------------------------------

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.discovery.names import problem_of, too_many
 from specdec.runtime.settings import CommonSettings, setting
 from specdec.terms import LEGAL_METHODS, DraftMethod, RejectionMethod
-
-_ADDRESS = re.compile(r".+:\d{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrchestratorSettings(CommonSettings):
     tokenizer: Path = setting(doc="folder with the target's tokenizer.json and config.json; no weights are read")
-    targets: tuple[str, ...] = setting(doc="host:port of every target, comma separated")
-    drafts: tuple[str, ...] = setting((), doc="host:port of every draft, comma separated; empty = no speculation")
+    targets: tuple[str, ...] = setting(doc="host:port of every target, or dns:///name:port for one per record of a name; comma separated")
+    drafts: tuple[str, ...] = setting((), doc="the drafts, likewise; empty = no speculation")
+    discovery_poll_ms: int = setting(5000, low=50, high=600_000, doc="pace at which the names among them are asked for")
+    discovery_keep_ms: int = setting(
+        60_000, low=0, high=86_400_000, doc="how long the last records of a name stand once it has none at all"
+    )
     num_speculative_tokens: int | None = setting(
         None, low=0, high=64, doc="longest block when the request does not say (empty = 5), exact without adaptive verification (empty = 2)"
     )
@@ -39,17 +41,27 @@ class OrchestratorSettings(CommonSettings):
     )
     ahead: bool = setting(True, doc="proposals wait at the target for the round before them, so that it need not wait for the network")
     max_running: int = setting(256, low=1, high=65_536, doc="generations that run at once")
-    max_waiting: int = setting(1024, low=0, high=1_048_576, doc="requests that wait for a place; beyond it RESOURCE_EXHAUSTED")
+    max_waiting: int = setting(1024, low=0, high=1_048_576, doc="generations that wait for a place; beyond it RESOURCE_EXHAUSTED")
+    max_waiting_tokens: int = setting(1 << 22, low=1, doc="tokens of the prompts that wait for a place, all together")
+    max_wait_ms: float = setting(
+        30_000.0, low=1, high=3_600_000, doc="longest wait for a place; who is expected to wait longer is turned away at once, ms"
+    )
+    priority_age_ms: float = setting(
+        1000.0, low=1, high=3_600_000, doc="a waiting request gains one level of priority in this time, ms; 16 levels either way count"
+    )
+    max_unread_ms: float = setting(
+        60_000.0, low=1, high=86_400_000, doc="an answer whose client reads nothing for so long, while it is held for it, is given up, ms"
+    )
     max_grace_ms: float = setting(50.0, low=0, high=10_000, doc="longest wait of a round for the draft")
     step_deadline_ms: int = setting(30_000, low=100, high=600_000, doc="longest a target may take for a round, queue included")
     placement_wait_ms: int = setting(30_000, low=100, high=600_000, doc="longest a session waits for any target")
 
     def problems(self) -> list[str]:
         found = [
-            f"SPECDEC_{pool}: {address!r} is not host:port"
-            for pool, addresses in (("TARGETS", self.targets), ("DRAFTS", self.drafts))
-            for address in addresses
-            if not _ADDRESS.fullmatch(address)
+            f"SPECDEC_{pool}: {problem}"
+            for pool, entries in (("TARGETS", self.targets), ("DRAFTS", self.drafts))
+            for problem in (*map(problem_of, entries), too_many(entries))
+            if problem
         ]
         if not self.targets:
             found.append("SPECDEC_TARGETS names no target")
