@@ -1,31 +1,69 @@
-"""Who may start, who waits, who is turned away. Pure; the driver calls it.
+"""Who may start, who waits, who is turned away. Pure: times are arguments, ms of one clock; the door calls it.
 
-At most `max_running` generations run; at most `max_waiting` wait, lower priority number first, then first come first served: a stream
-of urgent requests may keep the others waiting for ever, that is what they asked for. Beyond that a request is turned away at once with
-a time to come back: a queue that cannot drain helps nobody. The answers of one request start together or not at all: half of them help
-nobody either, and two requests that hold half of their places each would wait for each other for ever.
+Rules
+
+1. At most `max_running` generations run. The answers of one request start together or not at all: half of them help nobody, and two
+   requests that hold half of their places each would wait for each other for ever.
+2. Lower priority numbers first, with bounded ageing: who waited `age_ms` has gained one level. Levels beyond MAX_LEVEL either way count as
+   MAX_LEVEL, so a stream of urgent requests holds up others by 2 * MAX_LEVEL * age_ms at most. Both gain as they wait, so the order of two
+   never changes: it is that of level * age_ms + the time of asking.
+3. The waiting room is bounded: in generations, in tokens of their prompts, and in bytes of requests whose prompt is not made of tokens yet.
+   Those count from their first moment, so what does not fit is refused before any work is done for it.
+4. Nobody waits in vain: whoever is expected to wait longer than it may is turned away at once, with a time to come back. The expectation is
+   what waits before it times how long a place was held of late, by the places in use (Little's law).
+5. While MAX_KNOCKING requests run that the targets have no room for, nobody starts: who waits here waits in order, does not ask the targets
+   again and again, and large sessions find the room they need once it is free.
 """
 
 from __future__ import annotations
 
-import heapq
+import bisect
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from specdec.errors import Overloaded
+from specdec.errors import DeadlineExceeded, Overloaded
 
-RETRY_AFTER_MS = 1000
+MAX_LEVEL = 16  # priorities beyond it, either way, are as urgent or patient as it
+MAX_KNOCKING = 8  # requests that targets may have turned away for want of room, and who ask again
+MAX_ARRIVING_BYTES = 256 << 20  # of requests that are being read and made into tokens
+FIRST_HOLD_MS = 1000.0  # how long a place is held, until that is known
+HOLD_WEIGHT = 0.1
+LEAST_RETRY_MS, MOST_RETRY_MS = 100, 60_000
+FOREVER_MS = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request between its first moment and its asking. `until_ms` = how long it may wait."""
+
+    answers: int
+    size: int
+    until_ms: float
+
+
+@dataclass(slots=True)
+class _Waiting:
+    rank: float
+    order: int
+    sessions: list[str]
+    tokens: int
+    until_ms: float
 
 
 class Admission:
     """Counts generations, by their session ids."""
 
-    def __init__(self, max_running: int, max_waiting: int) -> None:
-        self.max_running, self.max_waiting = max_running, max_waiting
-        self._running: set[str] = set()
-        self._waiting: dict[str, list[str]] = {}  # session -> those that wait together, itself included
-        self._queue: list[tuple[int, int, list[str]]] = []  # (priority, order, sessions); empty ones are still in it for a while
+    def __init__(self, max_running: int, max_waiting: int, max_waiting_tokens: int = 1 << 22, age_ms: float = 1000.0) -> None:
+        self.max_running, self.max_waiting, self.max_waiting_tokens = max_running, max_waiting, max_waiting_tokens
+        self.waiting_tokens = self.arriving = self.arriving_bytes = 0
+        self._age_ms = age_ms
+        self._running: dict[str, tuple[float, str]] = {}  # session → since when, and the first session of its request
+        self._waiting: dict[str, _Waiting] = {}
+        self._queue: list[_Waiting] = []  # by rank and order
+        self._knocking: set[str] = set()
         self._order = itertools.count()
+        self._hold_ms: float | None = None  # running mean; None until a place became free
 
     @property
     def running(self) -> int:
@@ -38,34 +76,138 @@ class Admission:
     def waits(self, session_id: str) -> bool:
         return session_id in self._waiting
 
-    def ask(self, sessions: Sequence[str], priority: int) -> bool:
-        """The sessions of one request. True: all run now. False: all wait. Raises Overloaded when they do not fit the waiting room."""
+    def expected_wait_ms(self, before: int) -> float:
+        """Until so many that wait have started, and one more."""
+        return (before + 1) * (FIRST_HOLD_MS if self._hold_ms is None else self._hold_ms) / max(1, self.running)
+
+    # ------------------------------------------------------------ in
+
+    def arrive(self, answers: int, size: int, priority: int, now_ms: float, until_ms: float = FOREVER_MS) -> Arrival:
+        """A request of so many answers and bytes is here and not read yet; `arrived` when it is. Raises Overloaded, DeadlineExceeded."""
+        self._check_number(answers)
+        free = 0 if self._queue or not self._open else self.max_running - self.running
+        if self.arriving + self.waiting + answers > self.max_waiting + free:
+            raise self._full()
+        if self.arriving and self.arriving_bytes + size > MAX_ARRIVING_BYTES:
+            raise Overloaded(f"{self.arriving_bytes} bytes of requests are being read already", self._retry_ms())
+        before = self._before(self._place(priority, now_ms)) + self.arriving
+        self._in_time(answers <= free - self.arriving, before, now_ms, until_ms)
+        arrival = Arrival(answers, size, until_ms)
+        self.arriving += answers
+        self.arriving_bytes += size
+        return arrival
+
+    def arrived(self, arrival: Arrival) -> None:
+        self.arriving -= arrival.answers
+        self.arriving_bytes -= arrival.size
+
+    def ask(self, sessions: Sequence[str], priority: int, *, tokens: int = 0, now_ms: float = 0.0, until_ms: float = FOREVER_MS) -> bool:
+        """The sessions of one request, whose prompt has so many tokens. True: all run now. False: all wait. Raises Overloaded when they do
+        not fit the waiting room, or would wait there past `until_ms`; DeadlineExceeded when that is past."""
         n = len(sessions)
-        if n > self.max_running:
-            raise Overloaded(f"n: {n} answers never run at once here, at most {self.max_running} do", RETRY_AFTER_MS)
-        if not self._waiting and self.running + n <= self.max_running:
-            self._running.update(sessions)
+        self._check_number(n)
+        runs = self._open and not self._queue and self.running + n <= self.max_running
+        place = self._place(priority, now_ms)
+        self._in_time(runs, self._before(place), now_ms, until_ms)
+        if runs:
+            self._run(sessions, now_ms)
             return True
         if self.waiting + n > self.max_waiting:
-            raise Overloaded(f"{self.running} generations run and {self.waiting} wait already", RETRY_AFTER_MS)
-        together = list(sessions)
-        self._waiting.update(dict.fromkeys(sessions, together))
-        heapq.heappush(self._queue, (priority, next(self._order), together))
+            raise self._full()
+        if self._queue and self.waiting_tokens + tokens > self.max_waiting_tokens:
+            raise Overloaded(f"prompts of {self.waiting_tokens} tokens wait already (SPECDEC_MAX_WAITING_TOKENS)", self._retry_ms())
+        waiting = _Waiting(self._rank(priority, now_ms), next(self._order), list(sessions), tokens, until_ms)
+        self._queue.insert(place, waiting)
+        self._waiting.update(dict.fromkeys(sessions, waiting))
+        self.waiting_tokens += tokens
         return False
 
-    def leave(self, session_id: str) -> list[str]:
+    def _check_number(self, n: int) -> None:
+        if n > self.max_running:
+            raise Overloaded(f"n: {n} answers never run at once here, at most {self.max_running} do", MOST_RETRY_MS)
+
+    def _rank(self, priority: int, now_ms: float) -> float:
+        return max(-MAX_LEVEL, min(MAX_LEVEL, priority)) * self._age_ms + now_ms
+
+    def _place(self, priority: int, now_ms: float) -> int:
+        return bisect.bisect_right(self._queue, self._rank(priority, now_ms), key=lambda waiting: waiting.rank)
+
+    def _before(self, place: int) -> int:
+        """About how many generations wait before this place in the queue."""
+        return self.waiting * place // max(1, len(self._queue))
+
+    def _in_time(self, runs: bool, before: int, now_ms: float, until_ms: float) -> None:
+        if until_ms <= now_ms:
+            raise DeadlineExceeded("the deadline passed before the request could start")
+        if runs or self._hold_ms is None:
+            return
+        if (wait_ms := self.expected_wait_ms(before)) > until_ms - now_ms:
+            raise Overloaded(
+                f"it would wait about {wait_ms:.0f} ms and may wait {until_ms - now_ms:.0f} (the call's deadline, SPECDEC_MAX_WAIT_MS)",
+                self._retry_ms(wait_ms),
+            )
+
+    def _full(self) -> Overloaded:
+        waiting = self.waiting + self.arriving
+        return Overloaded(f"{self.running} generations run and {waiting} wait already (SPECDEC_MAX_WAITING)", self._retry_ms())
+
+    def _retry_ms(self, wait_ms: float | None = None) -> int:
+        """When what waits at present is expected to have started."""
+        wait_ms = self.expected_wait_ms(self.waiting) if wait_ms is None else wait_ms
+        return int(max(LEAST_RETRY_MS, min(MOST_RETRY_MS, wait_ms)))
+
+    # ------------------------------------------------------------ out
+
+    def leave(self, session_id: str, now_ms: float = 0.0) -> list[str]:
         """A session ended or gave up waiting. Returns the sessions that may run now."""
-        self._running.discard(session_id)
-        if (together := self._waiting.pop(session_id, None)) is not None:
-            together.remove(session_id)
-            if len(self._queue) > 2 * len(self._waiting) + 16:
-                self._queue = [entry for entry in self._queue if entry[2]]
-                heapq.heapify(self._queue)
+        self._knocking.discard(session_id)
+        if (running := self._running.pop(session_id, None)) is not None:
+            held_ms = now_ms - running[0]
+            self._hold_ms = held_ms if self._hold_ms is None else self._hold_ms + HOLD_WEIGHT * (held_ms - self._hold_ms)
+        if (waiting := self._waiting.pop(session_id, None)) is not None:
+            waiting.sessions.remove(session_id)
+            if not waiting.sessions:
+                self._unqueue(waiting)
+        return self._start(now_ms)
+
+    def no_room(self, session_id: str) -> None:
+        """A target has no room for a session that runs."""
+        if session_id in self._running:
+            self._knocking.add(session_id)
+
+    def has_room(self, session_id: str, now_ms: float = 0.0) -> list[str]:
+        """It has. Returns the sessions that may run now."""
+        if session_id not in self._knocking:
+            return []
+        self._knocking.discard(session_id)
+        return self._start(now_ms)
+
+    @property
+    def _open(self) -> bool:
+        return len(self._knocking) < MAX_KNOCKING or len({self._running[s][1] for s in self._knocking}) < MAX_KNOCKING
+
+    def _start(self, now_ms: float) -> list[str]:
+        """In order; one whose time is past is passed over, whoever keeps the time takes it out."""
         started: list[str] = []
-        while self._queue and self.running + len(self._queue[0][2]) <= self.max_running:
-            together = heapq.heappop(self._queue)[2]
-            started += together
-            self._running.update(together)
-            for each in together:
-                del self._waiting[each]
+        place = 0
+        while place < len(self._queue) and self._open:
+            waiting = self._queue[place]
+            if waiting.until_ms <= now_ms:
+                place += 1
+                continue
+            if self.running + len(waiting.sessions) > self.max_running:
+                break
+            started += waiting.sessions
+            self._run(waiting.sessions, now_ms)
+            self._unqueue(waiting)
         return started
+
+    def _run(self, sessions: Sequence[str], now_ms: float) -> None:
+        for session in sessions:
+            self._running[session] = now_ms, sessions[0]
+
+    def _unqueue(self, waiting: _Waiting) -> None:
+        del self._queue[bisect.bisect_left(self._queue, (waiting.rank, waiting.order), key=lambda other: (other.rank, other.order))]
+        self.waiting_tokens -= waiting.tokens
+        for session in waiting.sessions:
+            del self._waiting[session]

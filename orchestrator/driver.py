@@ -13,12 +13,14 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 from orchestrator import events as ev
-from orchestrator.admission import Admission
+from orchestrator.admission import FOREVER_MS
 from orchestrator.checks import is_sound, without_foreign_ids
 from orchestrator.control import Desk
+from orchestrator.door import Door
 from orchestrator.generation import Generation
 from orchestrator.handle import Handle, Undelivered
 from orchestrator.moving import COME_BACK_MS, gone
@@ -62,7 +64,7 @@ class Driver:
         self.orchestrator_id = secrets.token_hex(8)
         self._live: dict[str, _Live] = {}
         self._requests = Counter[str]()  # live sessions by request
-        self._admission = Admission(settings.max_running, settings.max_waiting)
+        self._door = Door(settings, self._turn_away)
         self._events: deque[tuple[str, ev.Event | None]] = deque()  # None = begin
         self._working = self._closing = False
         self.pools = Pools(settings, self.orchestrator_id, vocabulary_fingerprint, self)
@@ -84,28 +86,33 @@ class Driver:
 
     @property
     def running(self) -> int:
-        return self._admission.running
+        return self._door.admission.running
 
     @property
     def waiting(self) -> int:
-        return self._admission.waiting
+        return self._door.admission.waiting
 
     async def model_info(self) -> terms.ModelInfo:
         """Waits for a first target, at most `placement_wait_ms`. Raises Unavailable."""
         return await self.pools.model_info(self.settings.placement_wait_ms)
 
-    def start(self, answers: Sequence[ev.Admitted], request_id: str) -> Handle:
-        """Admits the answers of one request, answer 0 first; all or none. Raises Overloaded, AlreadyExists or Unavailable."""
+    def arriving(self, answers: int, size: int, priority: int, left_s: float | None) -> AbstractContextManager[float]:
+        """See Door.arriving."""
+        return self._door.arriving(answers, size, priority, left_s)
+
+    def start(self, answers: Sequence[ev.Admitted], request_id: str, deadline_ms: float = FOREVER_MS) -> Handle:
+        """Admits the answers of one request, answer 0 first; all or none. `deadline_ms` is what `arriving` gave. Raises Overloaded,
+        AlreadyExists, DeadlineExceeded or Unavailable."""
         if self._closing:
             raise Unavailable(GOING_AWAY, COME_BACK_MS)
         if self._requests[request_id]:
             raise AlreadyExists(f"request_id: a live request is named {request_id!r} already; choose another or leave it unset")
-        runs = self._admission.ask([answer.session_id for answer in answers], answers[0].priority)
+        runs = self._door.ask(answers, deadline_ms)
         wake = asyncio.Event()
         for answer in answers:
             pace = self._desk.pace(answer, len(self._live) + 1)
             generation = self._generation(answer, pace)
-            undelivered = Undelivered(self, answer.session_id, generation.tally, wake)
+            undelivered = Undelivered(self, answer.session_id, generation.tally, wake, self.settings.max_unread_ms)
             self._live[answer.session_id] = _Live(generation, pace, undelivered, request_id)
             self._requests[request_id] += 1
         self._live[answers[0].session_id].younger = tuple(answer.session_id for answer in answers[1:])
@@ -212,6 +219,7 @@ class Driver:
                 case ev.ToTarget(name, terms.Close() as item) if forked:  # behind their first Steps, which leave in this turn
                     asyncio.get_running_loop().call_soon(self._targets.send, name, item)
                 case ev.ToTarget(name, item):
+                    item = self._door.bounded(item) if isinstance(item, terms.Step) else item
                     self._targets.send(name, item)
                     if isinstance(item, terms.Step):
                         live.step_sent = time.perf_counter()
@@ -266,14 +274,22 @@ class Driver:
         if not self._requests[live.request_id]:
             del self._requests[live.request_id]
         self._prefix_ready(live, "")
-        for next_id in self._admission.leave(session_id):
-            self.feed(next_id, None)
+        self._begin(self._door.leave(session_id))
+
+    def _begin(self, sessions: Iterable[str]) -> None:
+        for session_id in sessions:
+            self.feed(session_id, None)
+
+    def _turn_away(self, session_id: str, error: SpecdecError) -> None:
+        if (live := self._live.get(session_id)) is not None:
+            live.undelivered.end(error)
+            live.undelivered.cancel()
 
     def _prefix_ready(self, live: _Live, target: str) -> bool:
         """Lets the others of the request start, once; those that wait for admission hear of it when they begin. False: there is none."""
         younger, live.younger = live.younger, ()
         for session_id in younger:
-            if not self._admission.waits(session_id):
+            if not self._door.admission.waits(session_id):
                 self.feed(session_id, ev.PrefixReady(target))
         return bool(younger)
 
@@ -332,6 +348,7 @@ class Driver:
                     took_s = live.answered - live.step_sent if live.step_sent else None
                     live.step_sent = 0.0
                     self._observe(self.observer.answered, item, took_s, heard)
+                    self._begin(self._door.told(item.session_id, has_room=not isinstance(item.outcome, terms.NoRoom)))
                     self.feed(item.session_id, ev.Answered(self._believed(item)))
             elif live.generation.drafting.name == peer.name:
                 if not isinstance(item, terms.Proposal) or is_sound(item, self.pools.vocab_size):

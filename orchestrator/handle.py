@@ -10,7 +10,7 @@ from orchestrator import events as ev
 from orchestrator.output import Ended, GenerationStats, TokensDecided
 from orchestrator.tally import Tally
 from specdec import terms
-from specdec.errors import SpecdecError
+from specdec.errors import DeadlineExceeded, SpecdecError
 
 MAX_UNDELIVERED = 512  # decided tokens of an answer that may wait for a client before its generation is held
 
@@ -21,10 +21,14 @@ class Feed(Protocol):
 
 class Undelivered:
     """Of one answer. At most MAX_UNDELIVERED tokens and one round wait: beyond, the generation is told that its reader is behind, and
-    once the reader has taken them, that it caught up; always in pairs. `wake` is set whenever there is something to take."""
+    once the reader has taken them, that it caught up; always in pairs. A reader that takes nothing for `max_unread_ms` while it is behind
+    loses the answer: it keeps nobody's place, and finds what was decided and then the error should it come back. `wake` is set whenever
+    there is something to take."""
 
-    def __init__(self, driver: Feed, session_id: str, tally: Tally, wake: asyncio.Event) -> None:
+    def __init__(self, driver: Feed, session_id: str, tally: Tally, wake: asyncio.Event, max_unread_ms: float = 60_000.0) -> None:
         self.session_id, self.tally = session_id, tally
+        self._max_unread_ms = max_unread_ms
+        self._patience: asyncio.TimerHandle | None = None  # runs while the reader is behind
         self.over = False  # nothing more will be taken
         self._driver, self._wake = driver, wake
         self._tokens: list[int] = []
@@ -42,12 +46,23 @@ class Undelivered:
         self._wake.set()
         if len(self._tokens) > MAX_UNDELIVERED and not self._behind:
             self._behind = True
+            self._patience = asyncio.get_running_loop().call_later(self._max_unread_ms / 1000, self._give_up)
             self._driver.feed(self.session_id, ev.ReaderBehind())
+
+    def _give_up(self) -> None:
+        self.end(
+            DeadlineExceeded(
+                f"nobody read for {self._max_unread_ms:.0f} ms while {len(self._tokens)} tokens waited (SPECDEC_MAX_UNREAD_MS); "
+                "resume with output_token_ids"
+            )
+        )
+        self.cancel()
 
     def end(self, how: Ended | SpecdecError) -> None:
         """The first end is the one that is told."""
         if self._end is None:
             self._end = how
+        self._stop_patience()
         self._wake.set()
 
     def take(self) -> TokensDecided | Ended | SpecdecError | None:
@@ -62,12 +77,19 @@ class Undelivered:
         self._tokens, self._logprobs, self._origins, self._prompt_logprobs = [], [], [], ()
         if self._end is not None:
             self._wake.set()
+        self._stop_patience()
         if self._behind:
             self._behind = False
             self._driver.feed(self.session_id, ev.ReaderCaughtUp())
         return taken
 
+    def _stop_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
     def cancel(self) -> None:
+        self._stop_patience()
         self._driver.feed(self.session_id, ev.Cancelled())
 
 

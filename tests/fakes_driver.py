@@ -7,7 +7,8 @@ answer may have `other` steps than answer 0. It keeps what it was asked and what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from orchestrator.events import Admitted
@@ -100,7 +101,9 @@ class ScriptedBackend:
     steps: Sequence[Step] = ()
     other: Mapping[int, Sequence[Step]] = field(default_factory=dict)
     info: ModelInfo | None = field(default_factory=model_info)
-    refuse: SpecdecError | None = None
+    refuse: SpecdecError | None = None  # what `start` says
+    full: SpecdecError | None = None  # what `arriving` says
+    arrivals: list[tuple[int, int, int, float | None]] = field(default_factory=list)
     draft_available: bool = True
     live: dict[str, ScriptedRunning] = field(default_factory=dict)
     started: list[ScriptedRunning] = field(default_factory=list)
@@ -110,7 +113,14 @@ class ScriptedBackend:
             raise Unavailable("no target is connected")
         return self.info
 
-    def start(self, answers: Sequence[Admitted], request_id: str) -> ScriptedRunning:
+    @contextmanager
+    def arriving(self, answers: int, size: int, priority: int, left_s: float | None) -> Iterator[float]:
+        self.arrivals.append((answers, size, priority, left_s))
+        if self.full is not None:
+            raise self.full
+        yield 0.0
+
+    def start(self, answers: Sequence[Admitted], request_id: str, deadline_ms: float) -> ScriptedRunning:
         if self.refuse is not None:
             raise self.refuse
         if request_id in self.live:

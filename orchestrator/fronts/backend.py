@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from orchestrator.events import Admitted
@@ -30,5 +31,9 @@ class Backend(Protocol):
     async def model_info(self) -> ModelInfo:
         """The target's model; waits a while for a first target. Raises Unavailable."""
 
-    def start(self, answers: Sequence[Admitted], request_id: str) -> Running:
-        """The answers of one request, all or none. Raises Overloaded, AlreadyExists or Unavailable."""
+    def arriving(self, answers: int, size: int, priority: int, left_s: float | None) -> AbstractContextManager[float]:
+        """Around all work on a request of so many answers and bytes before `start`: who has no place there costs nothing. `left_s` = time
+        that its client still waits, None = for ever. Yields the deadline for `start`. Raises Overloaded, DeadlineExceeded."""
+
+    def start(self, answers: Sequence[Admitted], request_id: str, deadline_ms: float) -> Running:
+        """The answers of one request, all or none. Raises Overloaded, AlreadyExists, DeadlineExceeded or Unavailable."""

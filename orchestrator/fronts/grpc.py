@@ -7,23 +7,35 @@ back. A client that goes away cancels the call, which frees both pools.
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from orchestrator.answer import AnswerStream
 from orchestrator.events import Admitted
 from orchestrator.fronts.backend import Backend
 from orchestrator.fronts.meters import Meters, RequestMeter
 from orchestrator.fronts.relay import Context, Relay
-from orchestrator.fronts.requests import MAX_DETOKENIZE_IDS, Defaults, parse, text_or_chat
+from orchestrator.fronts.requests import MAX_DETOKENIZE_IDS, MAX_N, Defaults, parse, text_or_chat
 from orchestrator.fronts.textwork import Prepared, TextWork, encode, is_sentence, prepare
 from orchestrator.output import Ended, GenerationStats
 from orchestrator.request import admit, check_ids, is_complete, others
 from orchestrator.text import TextModel
 from specdec import wire
 from specdec.runtime.trace import current_traceparent
-from specdec.terms import FinishReason
+from specdec.terms import FinishReason, ModelInfo
 from specdec.v1 import generation_pb2 as pb
 from specdec.v1 import generation_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A request that is complete and sound. `complete` = how it ends if it needs no target."""
+
+    info: ModelInfo
+    answers: tuple[Admitted, ...]
+    streams: tuple[AnswerStream, ...]
+    complete: Ended | GenerationStats | None
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -46,6 +58,25 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             await self._generate(request, context, meter)
 
     async def _generate(self, message: pb.GenerateRequest, context: Context, meter: RequestMeter) -> None:
+        """Its place first: an overloaded service has no time for the text of those that it turns away."""
+        n = message.n if 1 <= message.n <= MAX_N else 1
+        with self._backend.arriving(n, message.ByteSize(), message.priority, context.time_remaining()) as deadline_ms:
+            admitted = await self._admitted(message, meter)
+        request_id = message.request_id or secrets.token_hex(16)
+        relay = Relay(context, meter, admitted.info, admitted.answers, admitted.streams)
+        if admitted.complete is not None:
+            await relay.begin(request_id)
+            await relay.end(admitted.complete)
+            return
+        running = self._backend.start(admitted.answers, request_id, deadline_ms)
+        try:
+            meter.admitted()
+            await relay.begin(request_id)
+            await relay.follow(running)
+        finally:
+            running.cancel()
+
+    async def _admitted(self, message: pb.GenerateRequest, meter: RequestMeter) -> _Admitted:
         vocabulary = self._text.vocabulary
         request = parse(message, self._defaults, vocabulary.size, vocabulary.eos_ids)
         prepared = await self._work.run(partial(prepare, self._text, request))
@@ -64,19 +95,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             traceparent=meter.span.traceparent,
         )
         answers = (first, *others(first, [secrets.token_hex(8) for _ in range(request.n - 1)]))
-        request_id = request.request_id or secrets.token_hex(16)
-        relay = Relay(context, meter, info, answers, prepared.streams)
-        if (complete := _complete(prepared, sentence, first)) is not None:
-            await relay.begin(request_id)
-            await relay.end(complete)
-            return
-        running = self._backend.start(answers, request_id)
-        try:
-            meter.admitted()
-            await relay.begin(request_id)
-            await relay.follow(running)
-        finally:
-            running.cancel()
+        return _Admitted(info, answers, prepared.streams, _complete(prepared, sentence, first))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         return pb.GetModelInfoResponse(

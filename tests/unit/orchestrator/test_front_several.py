@@ -190,8 +190,8 @@ async def test_twin_an_error_that_forgets_the_others(service: Service, monkeypat
 async def test_twin_answers_mixed_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     start = service.backend.start
 
-    def swapped(answers: Sequence[Admitted], request_id: str) -> ScriptedRunning:
-        running = start(answers, request_id)
+    def swapped(answers: Sequence[Admitted], request_id: str, deadline_ms: float) -> ScriptedRunning:
+        running = start(answers, request_id, deadline_ms)
         running.steps = running.steps[::-1]
         return running
 
