@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.discovery.names import problem_of, too_many
 from specdec.runtime.settings import CommonSettings, setting
 from specdec.terms import LEGAL_METHODS, DraftMethod, RejectionMethod
-
-_ADDRESS = re.compile(r".+:\d{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrchestratorSettings(CommonSettings):
     tokenizer: Path = setting(doc="folder with the target's tokenizer.json and config.json; no weights are read")
-    targets: tuple[str, ...] = setting(doc="host:port of every target, comma separated")
-    drafts: tuple[str, ...] = setting((), doc="host:port of every draft, comma separated; empty = no speculation")
+    targets: tuple[str, ...] = setting(doc="host:port of every target, or dns:///name:port for one per record of a name; comma separated")
+    drafts: tuple[str, ...] = setting((), doc="the drafts, likewise; empty = no speculation")
+    discovery_poll_ms: int = setting(5000, low=50, high=600_000, doc="pace at which the names among them are asked for")
+    discovery_keep_ms: int = setting(
+        60_000, low=0, high=86_400_000, doc="how long the last records of a name stand once it has none at all"
+    )
     num_speculative_tokens: int | None = setting(
         None, low=0, high=64, doc="longest block when the request does not say (empty = 5), exact without adaptive verification (empty = 2)"
     )
@@ -56,10 +58,10 @@ class OrchestratorSettings(CommonSettings):
 
     def problems(self) -> list[str]:
         found = [
-            f"SPECDEC_{pool}: {address!r} is not host:port"
-            for pool, addresses in (("TARGETS", self.targets), ("DRAFTS", self.drafts))
-            for address in addresses
-            if not _ADDRESS.fullmatch(address)
+            f"SPECDEC_{pool}: {problem}"
+            for pool, entries in (("TARGETS", self.targets), ("DRAFTS", self.drafts))
+            for problem in (*map(problem_of, entries), too_many(entries))
+            if problem
         ]
         if not self.targets:
             found.append("SPECDEC_TARGETS names no target")
