@@ -11,7 +11,8 @@ vocabulary, within 4e-15 of the mathematical value. proto/golden/noise.json hold
 
 Gumbel-max (Gumbel 1954; Maddison, Tarlow, Minka 2014, "A* Sampling"): the argmax over ids of log p + g is distributed
 as p. `gumbel` is the definition, for tensors of any shape on any device; `winner` finds the same argmax of one row
-on a CPU without computing most of the noise.
+on a CPU without computing most of the noise. Its pass over all ids is compiled where a compiler was at hand (specdec.native): whole numbers
+only, so a session that moves to a machine without it hears the same noise.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specdec.native import loud as native
 from specdec.ranking import FEW, NOWHERE, Floats, Places, head
 from specdec.seeds import mix64, position_key
 
@@ -226,6 +228,9 @@ class _Search:
 
     def _loud(self, limit: np.uint64) -> Places:
         """Places whose words are at most `limit`."""
+        compiled = native.load()
+        if compiled is not None:
+            return compiled(self.key, None if self.every else self.ids, len(self.ids), int(limit))
         tabled = len(self.ids) // _CHUNK if self.every else 0
         parts = [_loud_of_all(self.key, tabled, limit)] if tabled else []
         for start in range(tabled * _CHUNK, len(self.ids), _CHUNK):

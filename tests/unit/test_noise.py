@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 
 from specdec import noise, seeds
+from tests.tools import missing
 from tests.unit import noise_spec as spec
 
 GOLDEN = Path(__file__).resolve().parents[2] / "proto" / "golden" / "noise.json"
@@ -102,6 +103,16 @@ def rows():
         yield row, int(rng.integers(2**63)) * 2 + trial % 2, trial % 4, int(rng.integers(10000)), ids
 
 
+@pytest.fixture(params=["compiled", "numpy"])
+def search(request, monkeypatch) -> None:
+    """How the ids with loud noise are found."""
+    if request.param == "numpy":
+        monkeypatch.setattr(noise.native, "load", lambda: None)
+    elif noise.native.load() is None:
+        missing("the compiled search of the noise", "run make setup")
+
+
+@pytest.mark.usefixtures("search")
 def test_winner_is_the_argmax_of_its_definition():
     for row, seed, tag, position, ids in rows():
         keys = torch.arange(len(row)) if ids is None else torch.from_numpy(ids.astype(np.int64))
@@ -129,6 +140,7 @@ def test_bound_is_never_below_the_noise():
         assert (bounds + 31 * math.log(2) >= g - 1e-4).all()
 
 
+@pytest.mark.usefixtures("search")
 @pytest.mark.parametrize("ids", [16383, 16384, 20000, 49152, 50257])
 def test_loud_ids_found_by_the_table_are_those_whose_words_are_small(ids):
     rng = np.random.default_rng(ids)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdec.engine.native import build
+from specdec.native.build import KERNELS, BuildFailed
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Kernels:
 def load_kernels() -> Kernels | None:
     """This CPU's, once per process; None, and one line in the log, where they cannot be had."""
     try:
-        return Kernels(build.library())
-    except (build.BuildFailed, OSError) as error:
+        return Kernels(KERNELS.ready())
+    except (BuildFailed, OSError) as error:
         log.warning("int8 is computed by torch, which takes about twice as long, for want of compiled kernels: %s", error)
         return None

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from specdec.engine import Engine, EngineConfig, Segment, load_engine_from_module, model
 from specdec.engine.lean import LeanModel
-from specdec.engine.native import NativeModel, build, kernels, why_not
+from specdec.engine.native import NativeModel, kernels, why_not
 from specdec.engine.native.kernels import Kernels, LinearStruct
 from specdec.engine.shape import llama_shape
+from specdec.native import build
+from specdec.native.build import KERNELS
 from tests.tiny import tiny_llama, tiny_qwen3
 from tests.tools import missing
 from tests.unit.engine.play import Turn, feed, played, text, whole
@@ -43,7 +45,7 @@ def _a_cpu_that_runs_them() -> None:
 @pytest.fixture(scope="module")
 def libraries() -> dict[str, Kernels]:
     try:
-        return {kind: Kernels(build.find(kind, build.places()) or build.build(kind, build.places())) for kind in supported()}
+        return {kind: Kernels(KERNELS.find(kind, KERNELS.places()) or KERNELS.build(kind, KERNELS.places())) for kind in supported()}
     except build.BuildFailed as reason:
         missing(f"the engine's compiled kernels ({reason})", "run make setup, or make ci-tools on Debian")
         raise
@@ -210,7 +212,7 @@ def llama():
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch) -> Path:
     """An empty place for libraries, and nothing loaded."""
-    monkeypatch.setattr(build, "places", lambda: [tmp_path / "built"])
+    monkeypatch.setattr(KERNELS, "places", lambda: [tmp_path / "built"])
     monkeypatch.setattr(kernels, "load_kernels", kernels.load_kernels.__wrapped__)
     monkeypatch.setattr(model, "load_kernels", kernels.load_kernels)
     return tmp_path
@@ -226,7 +228,7 @@ def compiler(folder: Path, script: str) -> str:
 
 def good() -> Path:
     """This CPU's library, as it is in the usual place. What is behind an ELF file's own bytes does not matter."""
-    found = build.find(build.variant(), [build.SOURCES.parent / "built", Path.home() / ".cache" / "specdec"])
+    found = KERNELS.find(build.variant(), [KERNELS.sources.parent / "built", Path.home() / ".cache" / "specdec"])
     assert found is not None
     return found
 
@@ -251,7 +253,7 @@ def test_without_a_library_torch_computes_and_the_log_says_so(elsewhere, monkeyp
 
 def test_a_library_that_was_cut_short_is_made_again(elsewhere, monkeypatch, libraries):
     monkeypatch.setattr(build, "COMPILERS", (compiler(elsewhere, f'cp "{good()}" "$out"'),))
-    broken = elsewhere / "built" / build.library_name(build.variant())
+    broken = elsewhere / "built" / KERNELS.file_name(build.variant())
     broken.parent.mkdir()
     broken.write_bytes(good().read_bytes()[:5000])
     assert isinstance(engine()._model, NativeModel)
@@ -261,19 +263,19 @@ def test_a_library_that_was_cut_short_is_made_again(elsewhere, monkeypatch, libr
 def test_two_who_build_at_once_do_no_harm(elsewhere, libraries):
     slow = compiler(elsewhere, f'head -c 3000 "{good()}" > "$out"; sleep 0.2; cp "{good()}" "$out"')
     with ThreadPoolExecutor(3) as pool:
-        built = list(pool.map(lambda _: build.library(slow), range(3)))
-    assert set(built) == {elsewhere / "built" / build.library_name(build.variant())}
+        built = list(pool.map(lambda _: KERNELS.ready(slow), range(3)))
+    assert set(built) == {elsewhere / "built" / KERNELS.file_name(build.variant())}
     assert [path.name for path in built[0].parent.iterdir()] == [built[0].name]
-    assert Kernels(built[0]).source == build.source_hash()
+    assert Kernels(built[0]).source == KERNELS.source_hash()
 
 
 def test_a_place_that_cannot_be_written_is_passed_over(tmp_path, libraries):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    path = build.build(KINDS[-1], [blocked / "built", tmp_path / "other"], compiler(tmp_path, 'echo > "$out"'))
+    path = KERNELS.build(KINDS[-1], [blocked / "built", tmp_path / "other"], compiler(tmp_path, 'echo > "$out"'))
     assert path.parent == tmp_path / "other"
     with pytest.raises(build.BuildFailed, match="written nowhere"):
-        build.build(KINDS[-1], [blocked / "built"], shutil.which("true"))
+        KERNELS.build(KINDS[-1], [blocked / "built"], shutil.which("true"))
 
 
 @pytest.mark.parametrize(
