@@ -7,7 +7,6 @@ import contextlib
 import logging
 import secrets
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,13 +25,11 @@ from specdec.runtime.server import Runtime, Service, serve
 from specdec.terms import ModelInfo
 from specdec.vocabulary import Vocabulary, describe, load_tokenizer
 
-HUNG_S = 30.0  # a plan that runs for longer than this never ends
-
 log = logging.getLogger("draft")
 
 
-async def build(settings: Settings, runtime: Runtime) -> Service:
-    thread = EngineThread("draft-engine")
+async def build(settings: Settings, runtime: Runtime, thread: EngineThread | None = None) -> Service:
+    thread = thread or EngineThread("draft-engine")
     (words, grammars), engine = await asyncio.gather(
         asyncio.to_thread(_words, settings.model),
         thread.run(load_engine, _engine_config(settings)),
@@ -71,13 +68,12 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         compilers.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(thread.close)
+        thread.close(wait=False)
 
     def alive() -> bool:
-        since = thread.running_since
-        return since is None or time.monotonic() - since < HUNG_S
+        return thread.alive(settings.hung_step_ms / 1000)
 
-    return Service(add=servicer.add_to, drain=worker.drain, close=close, alive=alive)
+    return Service(add=servicer.add_to, draining=worker.draining, drain=worker.drain, close=close, alive=alive)
 
 
 def _words(model: Path) -> tuple[Vocabulary, GrammarCompiler]:
@@ -133,7 +129,8 @@ def _ended(task: asyncio.Task[None], runtime: Runtime) -> None:
 
 
 def main() -> int:
-    return serve("draft", Settings, build)
+    thread = EngineThread("draft-engine")
+    return thread.leave(serve("draft", Settings, lambda settings, runtime: build(settings, runtime, thread)))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import ParamSpec, Protocol, TypeVar
 
 from draft_service.drafter import RETRY_MS, Addressed, Drafter
@@ -18,9 +19,10 @@ from draft_service.plan import DraftPlan, PlanOutcome
 from draft_service.rhythm import Rhythm
 from draft_service.stepper import Stepper
 from specdec.errors import Overloaded, Unavailable
-from specdec.terms import Commit, DraftCommand
+from specdec.terms import Commit, DraftCommand, DraftLoad
 
 MAX_STREAMS = 256
+LEAVE_S, LEAVE_POLL_S = 1.0, 0.02  # for the orchestrators to move their sessions: four of our beats
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -44,7 +46,7 @@ class Worker:
         self._outboxes: dict[int, Outbox] = {}
         self._streams = 0
         self._work = asyncio.Event()
-        self._interrupted = False
+        self._interrupted = self._draining = False
         self._rhythm = Rhythm()
 
     def attach(self) -> tuple[int, Outbox]:
@@ -53,7 +55,7 @@ class Worker:
             raise Overloaded(f"{MAX_STREAMS} streams are open", RETRY_MS)
         self._streams += 1
         outbox = self._outboxes[self._streams] = Outbox()
-        outbox.put_load(self.drafter.load())
+        outbox.put_load(self._load())
         return self._streams, outbox
 
     def detach(self, stream: int) -> None:
@@ -80,12 +82,24 @@ class Worker:
 
     def beat(self) -> None:
         """A load report for every stream."""
-        load = self.drafter.load()
+        load = self._load()
         for outbox in self._outboxes.values():
             outbox.put_load(load)
 
+    def _load(self) -> DraftLoad:
+        return replace(self.drafter.load(), draining=self._draining)
+
+    def draining(self) -> None:
+        """The load reports say from here on that the process is about to end."""
+        self._draining = True
+        self.beat()
+
     async def drain(self) -> None:
-        """Ends every stream: a session loses nothing by going to another draft, and everything by waiting for this one."""
+        """Ends every stream, once its sessions have moved or had the time to: a session loses nothing by going to another draft, and
+        everything by waiting for this one."""
+        give_up_at = time.monotonic() + LEAVE_S
+        while self.drafter.num_sessions and time.monotonic() < give_up_at:
+            await asyncio.sleep(LEAVE_POLL_S)
         for outbox in self._outboxes.values():
             outbox.end(Unavailable("this draft is stopping"))
 

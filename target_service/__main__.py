@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
-import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -136,21 +134,16 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> S
     servicer = TargetServicer(loop, info)
     return Service(
         add=servicer.add_to,
+        draining=lambda: loop.draining(settings.drain_ms),
         drain=loop.drain,
         close=close,
-        alive=loop.alive,
+        alive=lambda: loop.alive() and thread.alive(settings.hung_step_ms / 1000),
     )
 
 
 def main() -> int:
-    thread = EngineThread("engine", time.monotonic)
-    code = serve("target", Settings, lambda settings, runtime: build(settings, runtime, thread))
-    if thread.running_since is not None:  # a hung call would keep the interpreter waiting for its thread
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code or 1)
-    thread.close()
-    return code
+    thread = EngineThread("engine")
+    return thread.leave(serve("target", Settings, lambda settings, runtime: build(settings, runtime, thread)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from target_service.plan import Compile, StepOutcome, StepPlan
 from target_service.verifier import Verifier
 
 TICK_S = 0.05  # how late a waiting Step may expire and a lease may end while the engine is idle or busy
-HUNG_STEPS, HUNG_MS = 20, 10_000.0  # a step older than both is hung
 FAREWELL_S = 1.0  # longest wait for the streams to tell their callers that the engine is gone
 INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL = 3, 12, 13  # gRPC status code numbers
 log = logging.getLogger(__name__)
@@ -60,6 +59,7 @@ class EngineLoop:
         self._wake = asyncio.Event()
         self._unobserved: list[tuple[int, int, int, list[Answer]]] = []  # steps that the metrics do not know yet
         self._fault: SpecdecError | None = None
+        self._drained_by: float | None = None  # by the clock
 
     # ------------------------------------------------------------ streams
 
@@ -122,13 +122,18 @@ class EngineLoop:
             kv_total_tokens=verifier.budget.total_tokens,
             running_step_ms=0 if since is None else max(1, int(1000 * (self._clock() - since))),
             predicted_step_ms=max(1, int(verifier.predicted_ms())),
+            draining=verifier.draining,
+            drain_remaining_ms=0 if self._drained_by is None else max(0, int(1000 * (self._drained_by - self._clock()))),
         )
 
     def alive(self) -> bool:
-        """False once a step is so old that nobody believes in it any more."""
-        since = self._thread.running_since
-        age_ms = 0.0 if since is None else 1000 * (self._clock() - since)
-        return self._fault is None and age_ms <= max(HUNG_STEPS * self.verifier.predicted_ms(), HUNG_MS)
+        """Whether the engine can go on, as far as is known. How old a running step may become is the thread's affair."""
+        return self._fault is None
+
+    def draining(self, drain_ms: float) -> None:
+        """No new sessions from here on. The beats say so: orchestrators place none here, and move in time those that will not finish."""
+        self.verifier.draining = True
+        self._drained_by = self._clock() + drain_ms / 1000
 
     async def drain(self) -> None:
         """No new sessions. Returns when none is left; then the streams end in an orderly way."""

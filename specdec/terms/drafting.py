@@ -99,3 +99,4 @@ class DraftLoad:
     sessions: int
     kv_used_tokens: int
     kv_total_tokens: int
+    draining: bool = False

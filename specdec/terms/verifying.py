@@ -144,3 +144,5 @@ class TargetBeat:
     kv_total_tokens: int
     running_step_ms: int
     predicted_step_ms: int
+    draining: bool = False
+    drain_remaining_ms: int = 0

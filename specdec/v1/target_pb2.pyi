@@ -128,20 +128,24 @@ class EngineStep(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., engine_us: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("sessions", "queued", "kv_used_tokens", "kv_total_tokens", "running_step_ms", "predicted_step_ms")
+    __slots__ = ("sessions", "queued", "kv_used_tokens", "kv_total_tokens", "running_step_ms", "predicted_step_ms", "draining", "drain_remaining_ms")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     KV_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_STEP_MS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
     sessions: int
     queued: int
     kv_used_tokens: int
     kv_total_tokens: int
     running_step_ms: int
     predicted_step_ms: int
-    def __init__(self, sessions: _Optional[int] = ..., queued: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_total_tokens: _Optional[int] = ..., running_step_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ...) -> None: ...
+    draining: bool
+    drain_remaining_ms: int
+    def __init__(self, sessions: _Optional[int] = ..., queued: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_total_tokens: _Optional[int] = ..., running_step_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., draining: _Optional[bool] = ..., drain_remaining_ms: _Optional[int] = ...) -> None: ...
 
 class VerifyAnswer(_message.Message):
     __slots__ = ("session_id", "epoch", "round", "queue_us", "result", "prefix_needed", "unknown_session", "no_room", "stale_epoch", "stale_round", "expired", "failed", "closed")

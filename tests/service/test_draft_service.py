@@ -254,13 +254,14 @@ async def test_f82_a_killed_process_ends_its_streams_and_nothing_else(process: P
             living.cancel()
 
 
-async def test_sigterm_ends_streams_at_once_and_the_process_cleanly(model: Path) -> None:
+async def test_sigterm_announces_ends_streams_and_the_process_cleanly(model: Path) -> None:
     with Process(model) as running:
         async with open_channel(running.endpoint) as channel:
             stream = Stream(channel)
             await stream.send(open_of())
             await stream.proposed(3)
             running.process.send_signal(signal.SIGTERM)
+            assert (await stream.until_load(lambda load: load.draining)).sessions == 1, "told before anything ends"
             assert await stream.code() is grpc.StatusCode.UNAVAILABLE
             assert await asyncio.to_thread(running.process.wait, 8) == 0
 

@@ -40,8 +40,11 @@ async def test_sigterm_drains_and_exits_0(model: Path) -> None:
             talk = Talk(stream, PROMPTS[0], "s")
             await talk.ask()
             await talk.feed(await stream.answer())
+            assert not stream.beats[-1].draining and not stream.beats[-1].drain_remaining_ms
             process.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.2)
+            while not stream.beats[-1].draining:
+                await stream.listen()
+            assert 3000 < stream.beats[-1].drain_remaining_ms <= 5000
             await stream.send(first_step([5], session="new", sampling=GREEDY))
             refused = (await stream.answer()).outcome
             assert isinstance(refused, Failed) and refused.code == 14, "its orchestrator goes elsewhere"

@@ -163,10 +163,10 @@ PAIRS = {
     "begin": (begins(9), wire.begin_to_wire, wire.begin_from_wire),
     "item": (ITEMS, wire.verify_item_to_wire, wire.verify_item_from_wire),
     "answer": (ANSWERS, wire.answer_to_wire, wire.answer_from_wire),
-    "beat": (st.builds(terms.TargetBeat, U32, U32, U64, U64, U32, U32), wire.beat_to_wire, wire.beat_from_wire),
+    "beat": (st.builds(terms.TargetBeat, U32, U32, U64, U64, U32, U32, st.booleans(), U32), wire.beat_to_wire, wire.beat_from_wire),
     "command": (COMMANDS, wire.draft_command_to_wire, wire.draft_command_from_wire),
     "event": (EVENTS, wire.draft_event_to_wire, wire.draft_event_from_wire),
-    "load": (st.builds(terms.DraftLoad, F32, F32, U32, U64, U64), wire.load_to_wire, wire.load_from_wire),
+    "load": (st.builds(terms.DraftLoad, F32, F32, U32, U64, U64, st.booleans()), wire.load_to_wire, wire.load_from_wire),
 }
 
 
