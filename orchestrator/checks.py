@@ -5,10 +5,12 @@ A target is believed what it decided and held to what it was asked for; a draft 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from orchestrator.breaker import Trouble
 from specdec import terms
-from specdec.errors import InvalidRequest, ProtocolFault
+from specdec.errors import InternalFault, InvalidRequest, ProtocolFault, fault
 
 
 def check_result(result: terms.Result, *, committed: int, block: int, prompt_entries: int) -> None:
@@ -26,11 +28,24 @@ def check_result(result: terms.Result, *, committed: int, block: int, prompt_ent
         raise ProtocolFault(f"{len(result.prompt_logprobs)} log-probabilities of prompt tokens came where {prompt_entries} were asked for")
 
 
-def without_foreign_ids(result: terms.Result, vocab_size: int) -> terms.Result:
-    """Forced ids are a proposal, and what a target proposes need not be taken: the next one might have to refuse it."""
-    if result.forced and max(result.forced) >= vocab_size:
-        return replace(result, forced=())
-    return result
+def conduct_of_target(answers: Sequence[terms.Answer]) -> tuple[bool, Trouble | None]:
+    """Whether one message of a target was of use, and whether it failed a session for no fault of the session's own."""
+    of_use, trouble = False, None
+    for answer in answers:
+        if isinstance(answer.outcome, terms.Result):
+            of_use = True
+        elif isinstance(answer.outcome, terms.Failed) and isinstance(fault(answer.outcome.code, ""), InternalFault):
+            trouble = Trouble.FAILED
+    return of_use, trouble
+
+
+def without_foreign_ids(answer: terms.Answer, vocab_size: int) -> terms.Answer:
+    """The answer itself, or one without its forced ids. They are a proposal, and what a target proposes need not be taken: the next one
+    might have to refuse it."""
+    outcome = answer.outcome
+    if isinstance(outcome, terms.Result) and outcome.forced and max(outcome.forced) >= vocab_size:
+        return replace(answer, outcome=replace(outcome, forced=()))
+    return answer
 
 
 def is_sound(proposal: terms.Proposal, vocab_size: int) -> bool:

@@ -19,6 +19,7 @@ from specdec import terms
 
 MAX_RESYNCS = 32  # times in a row, without a usable proposal between, that a draft may lose the thread
 FIRST_SHUT, LAST_SHUT = 16, 1024  # commits for which a silent draft is not waited for
+PROMPT_COMMITS = 64  # commits that a draft may need to catch up with a prompt
 MAX_RETRY_MS = 60_000  # longest a draft's word keeps a session from asking again
 
 
@@ -31,6 +32,8 @@ class DraftSide:
         self._foreign = False  # the lookahead may hold tokens that the present draft does not know
         self._guest: tuple[int, ...] = ()  # the block in flight, when it came from elsewhere: the draft dropped its own for it
         self._resyncs = self._silent_graces = 0
+        self.helps = 0  # usable proposals
+        self._spoke, self._commits = False, 0  # since it was opened
         self._shut = self._shut_left = 0  # commits until a silent draft is waited for once more, and how many are left
         self._avoid = ""  # who refused the session last
         self._resting = self._deferred = False  # the draft was told to; a draft was not asked for because it would have to
@@ -53,7 +56,8 @@ class DraftSide:
         """Begins, or begins again, from the committed tokens; `in_flight` is the block of the open round."""
         r = self._request
         self.epoch += 1
-        self._silent_graces = 0
+        self._silent_graces = self._commits = 0
+        self._spoke = False
         self._foreign = lookahead.nodes > 0 or bool(in_flight and in_flight.tokens)
         told = self._tell(
             terms.Open(
@@ -90,6 +94,7 @@ class DraftSide:
     def committed(self, length: int, hash_: int, tokens: tuple[int, ...], lookahead: Lookahead) -> list[Command]:
         """`tokens` were committed after a prefix of `length` tokens; `lookahead` has moved on already."""
         self._pace.committed(lookahead.any)
+        self._commits += 1
         self._shut_left -= 1
         if self._shut_left == 0:  # a target that is faster than its draft, and does not wait, would never see it catch up
             self._silent_graces = BREAKER_AFTER - 1
@@ -147,6 +152,7 @@ class DraftSide:
     def helped(self) -> None:
         """A usable proposal came: it is worth waiting for the next one. One that only ever says what nobody can use is not."""
         self._silent_graces = self._resyncs = self._shut = 0
+        self.helps, self._spoke = self.helps + 1, True
         self._pace.proposed()
 
     def stayed_silent(self) -> None:
@@ -154,6 +160,11 @@ class DraftSide:
         self._silent_graces += 1
         if self._silent_graces >= BREAKER_AFTER:
             self._shut_left = self._shut = min(2 * self._shut, LAST_SHUT) if self._shut else FIRST_SHUT
+
+    @property
+    def owes(self) -> bool:
+        """It has had the time to compute the prompt: what it does not say now it is late with."""
+        return bool(self.name) and (self._spoke or self._commits >= PROMPT_COMMITS)
 
     def grace_ms(self, most: float) -> float:
         """How long the next round may wait for a proposal."""

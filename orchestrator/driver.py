@@ -12,13 +12,14 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from orchestrator import events as ev
 from orchestrator.admission import FOREVER_MS
-from orchestrator.checks import is_sound, without_foreign_ids
+from orchestrator.breaker import Trouble
+from orchestrator.checks import conduct_of_target, is_sound, without_foreign_ids
 from orchestrator.control import Desk
 from orchestrator.door import Door
 from orchestrator.generation import Generation
@@ -30,11 +31,11 @@ from orchestrator.pace import Pace
 from orchestrator.peers import TARGET, Heard, Peer
 from orchestrator.pools import Pool, Pools
 from orchestrator.settings import OrchestratorSettings
+from orchestrator.speculation import Speculation
 from specdec import terms
-from specdec.errors import AlreadyExists, InternalFault, SpecdecError, Unavailable
+from specdec.errors import AlreadyExists, InternalFault, ProtocolFault, SpecdecError, Unavailable
 
 DRAIN_POLL_S = 0.05
-RECORD_AFTER_S = 0.002
 GOING_AWAY = "the orchestrator is shutting down"
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,8 @@ class Driver:
         self._working = self._closing = False
         self.pools = Pools(settings, self.orchestrator_id, vocabulary_fingerprint, self)
         self._targets, self._drafts = self.pools.targets, self.pools.drafts
+        self._speculation = Speculation(bool(settings.drafts), lambda: self._drafts.serves)
         self._desk = Desk(settings.max_grace_ms, settings.ahead)
-        self._unrecorded: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # metrics of the last RECORD_AFTER_S
         observer.watch(self)
 
     # --- what a front sees --------------------------------------------------------------------------------------------
@@ -108,6 +109,7 @@ class Driver:
         if self._requests[request_id]:
             raise AlreadyExists(f"request_id: a live request is named {request_id!r} already; choose another or leave it unset")
         runs = self._door.ask(answers, deadline_ms)
+        self._speculation.look()
         wake = asyncio.Event()
         for answer in answers:
             pace = self._desk.pace(answer, len(self._live) + 1)
@@ -224,7 +226,7 @@ class Driver:
                     if isinstance(item, terms.Step):
                         live.step_sent = time.perf_counter()
                         if live.answered:
-                            self._observe(self.observer.waited, live.step_sent - live.answered)
+                            self.observer.later(self.observer.waited, live.step_sent - live.answered)
                         live.answered = 0.0
                 case ev.ToDraft(name, item):
                     self._drafts.send(name, item)
@@ -238,9 +240,15 @@ class Driver:
                 case ev.StopTimer(timer):
                     self._stop_timer(live, timer)
                 case ev.Observe():
-                    self._observe(self.observer.round, command)
+                    self.observer.later(self.observer.round, command)
+                    if command.outcome == "miss" and live.generation.drafting.owes:
+                        self._drafts.ejection.bad(live.draft, Trouble.LATE)
                 case ev.Count(what, amount):
                     self.observer.count(what, amount)
+                    if what == "grace_expired" and live.generation.drafting.owes:
+                        self._drafts.ejection.bad(live.draft, Trouble.STALL)
+                case ev.Overdue(name):
+                    self._targets.ejection.bad(name, Trouble.STALL)
                 case ev.PlaceTarget(avoid, prefer):
                     self._targets.places.want(session_id, avoid, prefer)
                     self._place_targets()
@@ -253,6 +261,8 @@ class Driver:
                     live.undelivered.end(Ended(reason, stop_token_id, stats))
                     forked |= self._prefix_ready(live, live.generation.target)
                 case ev.Fail(error):
+                    if live.target and isinstance(error, ProtocolFault):
+                        self._targets.ejection.bad(live.target, Trouble.FAILED)
                     live.undelivered.end(error)
                     self._prefix_ready(live, "")
                 case ev.Forget():
@@ -320,6 +330,7 @@ class Driver:
         if pool is self._targets:
             self._place_targets()
         else:
+            self._speculation.look()
             self._place_drafts()
 
     def lost(self, pool: Pool, name: str, reason: str) -> None:
@@ -328,50 +339,62 @@ class Driver:
                 self.feed(session_id, ev.TargetLost(reason))
             elif pool is self._drafts and live.generation.drafting.name == name:
                 self.feed(session_id, ev.DraftLost(reason))
+        self._speculation.look()
+
+    def ejected(self, pool: str, name: str, trouble: Trouble) -> None:
+        """Sessions leave a draft for a better one; a target they leave when it fails them, since moving costs a prefill."""
+        self.observer.ejected(pool, trouble.label)
+        if pool == self._targets.name:
+            return
+        self._speculation.look()
+        if self._drafts.eligible():
+            for session_id, live in list(self._live.items()):
+                if live.draft == name:
+                    self.feed(session_id, ev.DraftLost(trouble.label, alive=True))
+
+    def again(self, pool: str) -> None:
+        self.up(self._targets if pool == self._targets.name else self._drafts)
 
     def discovery_failed(self, pool: str, kind: str) -> None:
         self.observer.discovery_failed(pool, kind)
 
     def heard(self, peer: Peer, heard: Heard) -> None:
-        if heard.faults:
-            self.observer.count("broken", heard.faults)
         if peer.dialect is TARGET:
-            self._desk.now_ms = time.perf_counter() * 1000
-            self._desk.heard(peer.name, heard.rows, heard.engine_us, heard.items)
+            self._heard_target(peer, heard)
+        else:
+            self._heard_draft(peer, heard)
+
+    def _heard_target(self, peer: Peer, heard: Heard) -> None:
+        self._desk.now_ms = time.perf_counter() * 1000
+        self._desk.heard(peer.name, heard.rows, heard.engine_us, heard.items)
         for item in heard.items:
             live = self._live.get(item.session_id)
-            if live is None:
+            if live is None or live.generation.target != peer.name:
                 continue
-            if peer.dialect is TARGET:
-                if live.generation.target == peer.name:
-                    live.answered = time.perf_counter()
-                    took_s = live.answered - live.step_sent if live.step_sent else None
-                    live.step_sent = 0.0
-                    self._observe(self.observer.answered, item, took_s, heard)
-                    self._begin(self._door.told(item.session_id, has_room=not isinstance(item.outcome, terms.NoRoom)))
-                    self.feed(item.session_id, ev.Answered(self._believed(item)))
-            elif live.generation.drafting.name == peer.name:
-                if not isinstance(item, terms.Proposal) or is_sound(item, self.pools.vocab_size):
-                    self.feed(item.session_id, ev.Drafted(item))
-                else:
-                    self.observer.count("broken", 1)
+            live.answered = time.perf_counter()
+            took_s = live.answered - live.step_sent if live.step_sent else None
+            live.step_sent = 0.0
+            self.observer.later(self.observer.answered, item, took_s, heard)
+            self._begin(self._door.told(item.session_id, has_room=not isinstance(item.outcome, terms.NoRoom)))
+            believed = without_foreign_ids(item, self.pools.vocab_size)
+            if believed is not item:
+                self.observer.count("broken", 1)
+            self.feed(item.session_id, ev.Answered(believed))
+        self._targets.ejection.judge(peer.name, *conduct_of_target(heard.items))
 
-    def _believed(self, answer: terms.Answer) -> terms.Answer:
-        """An answer without what only looks like a proposal."""
-        if not isinstance(answer.outcome, terms.Result) or not answer.outcome.forced:
-            return answer
-        believed = without_foreign_ids(answer.outcome, self.pools.vocab_size)
-        if believed is not answer.outcome:
-            self.observer.count("broken", 1)
-        return replace(answer, outcome=believed)
-
-    def _observe(self, record: Callable[..., None], *what: object) -> None:
-        """Records once this turn's messages have left: a metric must not stand between a result and the next block."""
-        if not self._unrecorded:
-            asyncio.get_running_loop().call_later(RECORD_AFTER_S, self._record)
-        self._unrecorded.append((record, what))
-
-    def _record(self) -> None:
-        waiting, self._unrecorded = self._unrecorded, []
-        for record, what in waiting:
-            record(*what)
+    def _heard_draft(self, peer: Peer, heard: Heard) -> None:
+        broken, lost, of_use = heard.faults, False, False
+        for item in heard.items:
+            live = self._live.get(item.session_id)
+            if live is None or live.generation.drafting.name != peer.name:
+                continue
+            if isinstance(item, terms.Proposal) and not is_sound(item, self.pools.vocab_size):
+                broken += 1
+                continue
+            helps = live.generation.drafting.helps
+            self.feed(item.session_id, ev.Drafted(item))
+            of_use |= live.generation.drafting.helps != helps
+            lost |= isinstance(item, terms.Resync)
+        if broken:
+            self.observer.count("broken", broken)
+        self._drafts.ejection.judge(peer.name, of_use, Trouble.MALFORMED if broken else Trouble.FAILED if lost else None)

@@ -91,9 +91,10 @@ class DraftPlaced:
 
 @dataclass(frozen=True, slots=True)
 class DraftLost:
-    """The draft that held the session is gone."""
+    """The draft that held the session is gone; `alive`: or of no use, and holds it still."""
 
     reason: str
+    alive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +238,30 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class Overdue:
+    """A target kept its answer for longer than it had."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """The last command of a generation: drop routes and timers."""
 
 
 Command = (
-    PlaceTarget | SeekRoom | PlaceDraft | ToTarget | ToDraft | StartTimer | StopTimer | Deliver | Finish | Fail | Observe | Count | Forget
+    PlaceTarget
+    | SeekRoom
+    | PlaceDraft
+    | ToTarget
+    | ToDraft
+    | StartTimer
+    | StopTimer
+    | Deliver
+    | Finish
+    | Fail
+    | Observe
+    | Count
+    | Overdue
+    | Forget
 )

@@ -93,7 +93,8 @@ class Generation:
                 self._on_target_lost()
             case ev.DraftPlaced():
                 self._tell(*self.drafting.placed(event, self.committed, self.lookahead, self._in_flight()))
-            case ev.DraftLost():
+            case ev.DraftLost(alive=alive):
+                self._tell(*(self.drafting.close() if alive else ()))
                 self._on_draft_lost()
             case ev.Cancelled():
                 self._end()
@@ -364,15 +365,15 @@ class Generation:
         elif timer is Timer.RETRY and state is State.PLACING:
             self._tell(*self.moving.ask())
         elif timer is Timer.STEP and state is State.VERIFYING:
-            self._leave_target()
+            self._leave_target(ev.Overdue(self.target))
         elif timer is Timer.PLACEMENT and state is State.PLACING:
             self._fail(self.moving.nobody(self.decided))
         elif timer is Timer.DRAFT:
             self._tell(*self.drafting.want())
 
-    def _leave_target(self) -> None:
+    def _leave_target(self, *why: Command) -> None:
         """The target is there and of no use: it may keep nothing of the session."""
-        self._tell(ToTarget(self.target, self.at.close()))
+        self._tell(*why, ToTarget(self.target, self.at.close()))
         self._on_target_lost()
 
     def _on_reader_caught_up(self) -> None:

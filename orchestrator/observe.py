@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from orchestrator import events as ev
@@ -13,10 +15,13 @@ from specdec.runtime.telemetry import Telemetry
 if TYPE_CHECKING:
     from orchestrator.driver import Driver
 
+RECORD_AFTER_S = 0.002
+
 
 class Observer:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
+        self._unrecorded: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # of the last RECORD_AFTER_S
         self._spec_rounds = telemetry.counter("specdec.draft.rounds")
         self._drafted = telemetry.counter("specdec.draft.tokens")
         self._accepted = telemetry.counter("specdec.accepted.tokens")
@@ -27,13 +32,26 @@ class Observer:
         self._stale = telemetry.counter("specdec.lookahead.stale")
         self._rejected = telemetry.counter("specdec.proposals.rejected")
         self._replaced = telemetry.counter("specdec.session.replacements")
+        self._ejections = telemetry.counter("specdec.pool.ejections")
         self._duration = telemetry.histogram("specdec.round.duration")
         self._undiscovered = telemetry.counter("specdec.discovery.failures")
+
+    def later(self, record: Callable[..., None], *what: object) -> None:
+        """Records once this turn's messages have left: a metric must not stand between a result and the next block."""
+        if not self._unrecorded:
+            asyncio.get_running_loop().call_later(RECORD_AFTER_S, self._record)
+        self._unrecorded.append((record, what))
+
+    def _record(self) -> None:
+        waiting, self._unrecorded = self._unrecorded, []
+        for record, what in waiting:
+            record(*what)
 
     def watch(self, driver: Driver) -> None:
         """Levels, read when they are scraped."""
         self._telemetry.gauge("specdec.requests.running", lambda: driver.running)
         self._telemetry.gauge("specdec.requests.waiting", lambda: driver.waiting)
+        self._telemetry.gauge("specdec.spec_enabled", lambda: int(driver.pools.drafts.serves))
         self._telemetry.gauge("specdec.pool.endpoints", lambda: _endpoints(driver))
 
     def round(self, told: ev.Observe) -> None:
@@ -75,6 +93,9 @@ class Observer:
     def discovery_failed(self, pool: str, kind: str) -> None:
         self._undiscovered.add(1, pool=pool, reason=kind)
 
+    def ejected(self, pool: str, reason: str) -> None:
+        self._ejections.add(1, pool=pool, reason=reason)
+
     def replaced(self, *, equal: bool, reason: str) -> None:
         """A session moved to a target; of equal numerics, or the text is the same within rounding only. `reason`: target_lost, no_room."""
         self._replaced.add(1, reason=reason, fingerprint="equal" if equal else "other")
@@ -83,6 +104,7 @@ class Observer:
 def _endpoints(driver: Driver) -> list[tuple[float, dict[str, str]]]:
     readings = []
     for pool in driver.pools:
-        up, known = len(pool.connected), len(pool.peers)
-        readings += [(float(up), {"pool": pool.name, "state": "up"}), (float(known - up), {"pool": pool.name, "state": "down"})]
+        up = sum(pool.ejection.closed(peer.name) for peer in pool.connected)
+        states = {"up": up, "ejected": len(pool.connected) - up, "down": len(pool.peers) - len(pool.connected)}
+        readings += [(float(count), {"pool": pool.name, "state": state}) for state, count in states.items()]
     return readings

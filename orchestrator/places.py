@@ -12,10 +12,11 @@ from orchestrator.placement import Candidate, choose
 
 
 class Places:
-    """Of one pool. `eligible` = replicas that may take a session now; `vacated` hears the name of one that has lost its last session."""
+    """Of one pool. `eligible` = replicas that may take a session now; `vacated` hears the name of one that has lost its last session,
+    `took` of one that is about to get one."""
 
-    def __init__(self, eligible: Callable[[], Iterable[Peer]], vacated: Callable[[str], None]) -> None:
-        self._eligible, self._vacated = eligible, vacated
+    def __init__(self, eligible: Callable[[], Iterable[Peer]], vacated: Callable[[str], None], took: Callable[[str], None]) -> None:
+        self._eligible, self._vacated, self._took = eligible, vacated, took
         self.sessions = Counter[str]()  # by replica, those that hold some
         self._wants: dict[str, tuple[str, str]] = {}  # session -> replica to avoid, replica to prefer
 
@@ -51,6 +52,7 @@ class Places:
             if name is None:
                 return
             del self._wants[session_id]
+            self._took(name)
             yield session_id, name
 
     def elsewhere(self, full: Sequence[str], tokens: int, numerics: str, equal: bool) -> str | None:

@@ -17,7 +17,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from orchestrator.breaker import Trouble
 from orchestrator.discovery import Endpoint, Lookups, Watch, sources
+from orchestrator.ejection import Ejection
 from orchestrator.peers import DRAFT, TARGET, Dialect, Heard, Listener, Peer
 from orchestrator.places import Places
 from orchestrator.settings import OrchestratorSettings
@@ -44,6 +46,12 @@ class Home(Protocol):
     def lost(self, pool: Pool, name: str, reason: str) -> None:
         """What the replica `name` held is gone."""
 
+    def ejected(self, pool: str, name: str, trouble: Trouble) -> None:
+        """The replica `name` gets no sessions for a while. Those it holds go on there unless somebody moves them."""
+
+    def again(self, pool: str) -> None:
+        """Replicas that were shut out may take sessions that want one."""
+
     def discovery_failed(self, pool: str, kind: str) -> None:
         """For the metric."""
 
@@ -51,10 +59,10 @@ class Home(Protocol):
 class Pool:
     """The replicas of one kind, by address."""
 
-    def __init__(self, dialect: Dialect, orchestrator_id: str, listener: Listener) -> None:
-        self.name = dialect.pool
+    def __init__(self, dialect: Dialect, orchestrator_id: str, listener: Listener, ejection: Ejection) -> None:
+        self.name, self.ejection = dialect.pool, ejection
         self.peers: dict[str, Peer] = {}
-        self.places = Places(self.eligible, self._vacated)
+        self.places = Places(self.eligible, self._vacated, ejection.took)
         self._dialect, self._orchestrator_id, self._listener = dialect, orchestrator_id, listener
         self._uids: dict[str, str] = {}
         self._leaving: set[str] = set()
@@ -124,6 +132,7 @@ class Pool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+        self.ejection.close()
     def _dial(self, name: str) -> None:
         self._tasks[name] = asyncio.create_task(self.peers[name].run(), name=f"peer {name}")
 
@@ -141,6 +150,7 @@ class Pool:
             ending = asyncio.create_task(_hang_up(peer, task), name=f"peer {name} leaves")
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
+        self.ejection.forget(name)
 
     def _drop(self, name: str, reason: str) -> None:
         """Its sessions lose it. They may want a place at once, and are not to find it here."""
@@ -161,9 +171,16 @@ class Pools:
     """Both pools, and what is known of the model that they serve. Implements peers.Listener."""
 
     def __init__(self, settings: OrchestratorSettings, orchestrator_id: str, vocabulary_fingerprint: bytes, home: Home) -> None:
-        self.targets, self.drafts = (Pool(dialect, orchestrator_id, self) for dialect in (TARGET, DRAFT))
+        self.targets, self.drafts = (
+            Pool(dialect, orchestrator_id, self, _ejection(dialect.pool, settings.max_ejection_ms / 1000, home))
+            for dialect in (TARGET, DRAFT)
+        )
         self._fingerprint, self._home = vocabulary_fingerprint, home
         self._model: terms.ModelInfo | None = None
+def _ejection(pool: str, max_pause_s: float, home: Home) -> Ejection:
+    return Ejection(pool, max_pause_s, partial(home.ejected, pool), partial(home.again, pool))
+
+
         self._model_known = asyncio.Event()
         lookups, poll_s, keep_s = Lookups(), settings.discovery_poll_ms / 1000, settings.discovery_keep_ms / 1000
         self._watches = []
@@ -253,5 +270,6 @@ class Pools:
 
 
 def _identity(info: terms.ModelInfo) -> tuple[object, ...]:
+            pool.ejection.bad(peer.name, Trouble.LOST)
     """What must be equal for an answer to go on elsewhere; numerics may differ, they only cost the bit-for-bit promise."""
     return info.model, info.vocab_size, info.eos_token_ids

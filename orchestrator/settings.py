@@ -55,6 +55,9 @@ class OrchestratorSettings(CommonSettings):
     max_grace_ms: float = setting(50.0, low=0, high=10_000, doc="longest wait of a round for the draft")
     step_deadline_ms: int = setting(30_000, low=100, high=600_000, doc="longest a target may take for a round, queue included")
     placement_wait_ms: int = setting(30_000, low=100, high=600_000, doc="longest a session waits for any target")
+    max_ejection_ms: int = setting(
+        30_000, low=0, high=3_600_000, doc="longest a replica that keeps failing is left alone until it is tried again, ms; 0 = never"
+    )
 
     def problems(self) -> list[str]:
         found = [

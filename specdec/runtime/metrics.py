@@ -88,6 +88,8 @@ METRICS: dict[str, Metric] = {
     "specdec.discovery.failures": _counter(
         "{lookup}", "Look-ups of replicas that failed, by why: error, timeout, empty, defect.", "pool", "reason"
     ),
+    "specdec.pool.ejections": _counter("{ejection}", "Times a replica was shut out for a while, by why.", "pool", "reason"),
+    "specdec.spec_enabled": _gauge("1", "1 while a draft can be used, 0 while targets decide alone."),
     "specdec.session.replacements": _counter("{session}", "Sessions moved to another replica.", "reason", "fingerprint"),
     "gen_ai.server.request.duration": _histogram("s", "Time of a generation.", SECONDS, *_GEN_AI, "error.type"),
     "gen_ai.server.time_to_first_token": _histogram("s", "Time to the first token.", SECONDS, *_GEN_AI),
