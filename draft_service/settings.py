@@ -19,6 +19,9 @@ class Settings(CommonSettings):
     max_sessions: int = setting(64, low=1, high=4096, doc="most sessions at once, over all streams")
     max_step_rows: int = setting(256, low=8, high=8192, doc="most tokens fed in one forward pass")
     self_test: bool = setting(True, doc="prove at start that a row is the same in any batch")
+    hung_step_ms: int = setting(
+        30_000, low=100, high=3_600_000, doc="age at which a running step is taken for hung and `liveness` goes off, ms"
+    )
     budget_tokens: int = setting(64, low=1, high=256, doc="most tokens a session may hold past its last commit, whatever it asks for")
     max_num_speculative_tokens: int = setting(16, low=1, high=64, doc="longest block a session may ask for")
     lookahead_floor: float = setting(
@@ -35,6 +38,7 @@ class Settings(CommonSettings):
     )
 
     def problems(self) -> list[str]:
+        found = super().problems()
         if self.device == "cuda" and self.dtype == "int8":
-            return ["SPECDEC_DTYPE=int8 runs on the CPU only; with SPECDEC_DEVICE=cuda set it to bfloat16, float32 or float64"]
-        return []
+            found.append("SPECDEC_DTYPE=int8 runs on the CPU only; with SPECDEC_DEVICE=cuda set it to bfloat16, float32 or float64")
+        return found

@@ -21,6 +21,9 @@ class Settings(CommonSettings):
     max_sessions: int = setting(64, low=1, high=65536, doc="most sessions held at once")
     max_step_rows: int = setting(64, low=1, high=65536, doc="most rows of one engine step; longer prefills are cut into pieces")
     self_test: bool = setting(True, doc="prove batch invariance at the start")
+    hung_step_ms: int = setting(
+        30_000, low=100, high=3_600_000, doc="age at which a running step is taken for hung and `liveness` goes off, ms"
+    )
     reserve_tokens: int = setting(128, low=0, doc="room to grow that a new session must find, tokens")
     lease_ms: int = setting(10_000, low=0, high=3_600_000, doc="how long sessions outlive their stream, ms")
     max_unread_results: int = setting(1024, low=1, doc="unread answers after which a stream is closed")
@@ -28,7 +31,7 @@ class Settings(CommonSettings):
     max_num_speculative_tokens: int = setting(16, low=0, high=1024, doc="most proposals in one Step")
 
     def problems(self) -> list[str]:
-        told = []
+        told = super().problems()
         if self.max_step_rows <= self.max_num_speculative_tokens:
             told.append(f"SPECDEC_MAX_STEP_ROWS={self.max_step_rows} must exceed SPECDEC_MAX_NUM_SPECULATIVE_TOKENS")
         if self.device == "cuda" and self.dtype == "int8":

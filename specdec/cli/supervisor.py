@@ -25,7 +25,7 @@ from specdec.cli.pids import ProcessId, identify
 from specdec.errors import Unavailable
 from specdec.runtime.settings import inherited
 
-_READY = re.compile(r"ready role=(\w+) host=(\S+) port=(\d+) metrics_port=(-?\d+) pid=(\d+)")
+_READY = re.compile(r"ready role=(\w+) host=(\S+) port=(\d+) metrics_port=(-?\d+) pid=(\d+).*")
 START_TIMEOUT_S = 180.0
 PROGRESS_S = 3.0  # between two words about what is still loading
 STOP_TIMEOUT_S = 15.0  # per wave, then SIGKILL
