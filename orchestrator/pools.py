@@ -79,8 +79,15 @@ class Pool:
         return [peer for peer in self if peer.connected]
 
     def eligible(self) -> list[Peer]:
-        """Those that may take a session now."""
-        return [peer for peer in self if peer.connected and peer.name not in self._leaving]
+        """Those that may take a session now. Where all targets are shut out any is better than none; without a draft there is a way."""
+        there = [peer for peer in self if peer.connected and peer.name not in self._leaving]
+        fit = [peer for peer in there if self.ejection.allows(peer.name)]
+        return fit or (there if self._dialect is TARGET else [])
+
+    @property
+    def serves(self) -> bool:
+        """Whether a replica is there and not shut out."""
+        return any(peer.connected and self.ejection.closed(peer.name) for peer in self)
 
     def send(self, name: str, item: Any) -> None:
         """Queues an item for a replica. One that is gone needs none."""
@@ -125,6 +132,7 @@ class Pool:
 
     async def close(self) -> None:
         """Hangs up, once the peers have been told what waits for them."""
+        self.ejection.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(peer.flushed() for peer in self)), FLUSH_S)
         tasks = [*self._tasks.values(), *self._ending]
@@ -132,7 +140,6 @@ class Pool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-        self.ejection.close()
     def _dial(self, name: str) -> None:
         self._tasks[name] = asyncio.create_task(self.peers[name].run(), name=f"peer {name}")
 
@@ -143,6 +150,7 @@ class Pool:
 
     def _end(self, name: str) -> None:
         peer, task = self.peers.pop(name), self._tasks.pop(name, None)
+        self.ejection.forget(name)
         self._leaving.discard(name)
         del self._uids[name]
         log.info("peer removed", extra={"pool": self.name, "peer": name})
@@ -150,7 +158,6 @@ class Pool:
             ending = asyncio.create_task(_hang_up(peer, task), name=f"peer {name} leaves")
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
-        self.ejection.forget(name)
 
     def _drop(self, name: str, reason: str) -> None:
         """Its sessions lose it. They may want a place at once, and are not to find it here."""
@@ -167,6 +174,10 @@ async def _hang_up(peer: Peer, task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+def _ejection(pool: str, max_pause_s: float, home: Home) -> Ejection:
+    return Ejection(pool, max_pause_s, partial(home.ejected, pool), partial(home.again, pool))
+
+
 class Pools:
     """Both pools, and what is known of the model that they serve. Implements peers.Listener."""
 
@@ -177,10 +188,6 @@ class Pools:
         )
         self._fingerprint, self._home = vocabulary_fingerprint, home
         self._model: terms.ModelInfo | None = None
-def _ejection(pool: str, max_pause_s: float, home: Home) -> Ejection:
-    return Ejection(pool, max_pause_s, partial(home.ejected, pool), partial(home.again, pool))
-
-
         self._model_known = asyncio.Event()
         lookups, poll_s, keep_s = Lookups(), settings.discovery_poll_ms / 1000, settings.discovery_keep_ms / 1000
         self._watches = []
@@ -263,6 +270,7 @@ def _ejection(pool: str, max_pause_s: float, home: Home) -> Ejection:
     def down(self, peer: Peer, reason: str) -> None:
         if (pool := self._of(peer)) is not None:
             log.warning("peer down", extra={"pool": pool.name, "peer": peer.name, "reason": reason})
+            pool.ejection.bad(peer.name, Trouble.LOST)
             self._home.lost(pool, peer.name, reason)
 
     def trouble(self, peer: Peer, reason: str) -> None:
@@ -270,6 +278,5 @@ def _ejection(pool: str, max_pause_s: float, home: Home) -> Ejection:
 
 
 def _identity(info: terms.ModelInfo) -> tuple[object, ...]:
-            pool.ejection.bad(peer.name, Trouble.LOST)
     """What must be equal for an answer to go on elsewhere; numerics may differ, they only cost the bit-for-bit promise."""
     return info.model, info.vocab_size, info.eos_token_ids
