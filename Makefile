@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup env demo test test-all check format protos lock ci-tools gpu-check bench bench-peers
+.PHONY: help setup env demo test test-all soak check format protos lock ci-tools gpu-check bench bench-peers
 
 # The first Python that is new enough; PYTHON=… overrides it.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -28,6 +28,10 @@ test: setup ## every test but the long ones, under 15 minutes
 
 test-all: setup ## every test
 	@$(TEST)
+
+MINUTES ?= 20
+soak: setup ## everything that can go wrong, for MINUTES=20: kills, cut wires, crowds, slow readers; nothing may be left
+	@$(BIN)/python tools/soak.py --minutes $(MINUTES)
 
 gpu-check: env ## the engine on this machine's GPU: is it right, and how far from the memory's speed
 	@$(BIN)/python -m specdec.bench.gpu_check

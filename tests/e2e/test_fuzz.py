@@ -27,7 +27,7 @@ from tests.e2e.mutation import conversation, mutated
 from tests.e2e.steps import PROMPT, hello, item
 from tests.tiny import save_tiny
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.unit, pytest.mark.timeout(120)]
 EXAMPLES, MANY = 50, 5000  # per service
 HANG_S = 15.0
 NEIGHBOURS = 2
