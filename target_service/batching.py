@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from target_service.checks import Limits
 from target_service.plan import PromptScore, Row, Score
 from target_service.sessions import Key, Session
+from target_service.turns import in_turns
 
 PREFILL_SHARE = 8  # one part in so many of the row budget is kept for prefills while decode rows would take all of it
 STRETCH = 2.0  # prefills may make a step that others wait for so many times longer
@@ -17,8 +18,9 @@ RETURN_STEPS = 10  # who does not come back within the time of so many full step
 
 
 def choose_rows(queued: Sequence[Session], limits: Limits, cost: StepCost, away: int = 0) -> list[tuple[Session, Row]]:
-    """Rows of the next step, in order of arrival: sessions that only decode first, then pieces of prefills, within `max_step_rows`. While
-    sessions decode, those that are `away` between two rounds among them, pieces are no longer than STRETCH allows.
+    """Rows of the next step: sessions that only decode first, then pieces of prefills, within `max_step_rows`; `queued` by rank, and
+    orchestrators in turns. While sessions decode, those that are `away` between two rounds among them, pieces are no longer than STRETCH
+    allows.
 
     A block is scored only together with the last committed token, never before the prompt is complete. A round that decides nothing feeds
     the rows of the prompt that score a token, and no other.
@@ -28,7 +30,7 @@ def choose_rows(queued: Sequence[Session], limits: Limits, cost: StepCost, away:
     chosen: list[tuple[Session, Row]] = []
     left = limits.max_step_rows
     kept_back = max(1, limits.max_step_rows // PREFILL_SHARE) if prefills else 0
-    for session in decodes:
+    for session in in_turns(decodes, lambda s: _todo(s) + _block(s)):
         need = _todo(session) + _block(session)
         if need <= left - kept_back or not chosen:
             chosen.append((session, _row(session, limits, _todo(session))))
@@ -45,14 +47,15 @@ def returning(sessions: Iterable[Session], now_ms: float, within_ms: float) -> i
 
 
 def _pieces(prefills: Sequence[Session], rows: int) -> list[tuple[Session, int]]:
-    """How many committed tokens of each are fed: the first in order gets half of the rows, the others by how little they lack, what is left
-    the first again. So a short prompt passes a long one, and the long one gets on."""
+    """How many committed tokens of each are fed: the first in order gets half of the rows, the others by how little they lack and
+    orchestrators in turns, what is left the first again. So a short prompt passes a long one, and the long one gets on."""
     if not prefills:
         return []
     first = prefills[0]
     sizes = {first.key: (size := _piece(first, -(-rows // 2)))}
     rows -= size + _scored(first, size)
-    for session in sorted(prefills, key=lambda s: (s.begin.priority, _todo(s) - sizes.get(s.key, 0))):
+    by_size = sorted(prefills, key=lambda s: (s.begin.priority, _todo(s) - sizes.get(s.key, 0)))
+    for session in in_turns(by_size, lambda s: _todo(s) + _block(s)):
         had = sizes.get(session.key, 0)
         spent = had + _scored(session, had)
         size = _piece(session, rows + spent)

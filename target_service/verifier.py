@@ -45,6 +45,7 @@ from target_service.plan import Compile, Decided, Prefilled, Row, RowFault, RowO
 from target_service.room import Budget, Room
 from target_service.rounds import Rounds
 from target_service.sessions import Key, Session
+from target_service.turns import rank
 
 INVALID_ARGUMENT, UNAVAILABLE = 3, 14  # gRPC status code numbers
 MAX_MESSAGE_CHARS = 1000
@@ -81,9 +82,9 @@ class Verifier:
 
     @property
     def queued(self) -> list[Session]:
-        """Sessions whose Step waits, in order of priority and arrival."""
+        """Sessions whose Step waits, in the order of their turns."""
         waiting = [s for s in self._sessions.values() if s.pending is not None and not s.pending.scoring]
-        return sorted(waiting, key=_order)
+        return sorted(waiting, key=rank)
 
     def hold_ms(self, now_ms: float) -> float:
         """How much longer to wait before the next step."""
@@ -295,11 +296,6 @@ class Verifier:
                 self._forget(session)
         elif isinstance(outcome, Decided):
             self._rounds.go_on(session, now_ms)
-
-
-def _order(session: Session) -> tuple[int, int]:
-    assert session.pending is not None
-    return session.begin.priority, session.pending.serial
 
 
 def _age(session: Session) -> int:

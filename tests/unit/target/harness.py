@@ -240,6 +240,7 @@ class Caller:
     prefills: int = 0  # Steps that named nothing in KV
     failure: Failed | None = None
     finish: Any = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
         self.committed = list(self.prompt)
@@ -261,7 +262,7 @@ class Caller:
         begin = (
             None
             if self.begun
-            else Begin(len(self.prompt), self.sampling, self.seed, self.method, DraftMethod.GREEDY, fork_session_id=self.fork)
+            else Begin(len(self.prompt), self.sampling, self.seed, self.method, DraftMethod.GREEDY, "", self.priority, self.fork)
         )
         tokens = (*self.committed[self.kv :], *block)
         return Step(
