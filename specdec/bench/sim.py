@@ -182,9 +182,9 @@ async def _begin(slots: Sequence[Slot], seen: Seen, step_ms: float) -> None:
         slot.start()
         await asyncio.sleep(pause)
     deadline = time.monotonic() + START_S
-    while not all(slot.running for slot in slots):
+    while not all(slot.began for slot in slots):
         if time.monotonic() > deadline or seen.failed:
-            raise Unavailable(f"not every session got a first token within {START_S:g} s ({seen.failed} failed)")
+            raise Unavailable(f"not every session got a first token within {START_S:g} s ({seen.failed} failed: {seen.reason!r})")
         await asyncio.sleep(0.1)
     await asyncio.sleep(WARM_S)
 
@@ -192,7 +192,7 @@ async def _begin(slots: Sequence[Slot], seen: Seen, step_ms: float) -> None:
 async def _measure(running: Sequence[Service], counts: Counts, seen: Seen, seconds: float, profile: File | None) -> dict[str, Any]:
     for kind in (counts, seen):
         for entry in dataclasses.fields(kind):
-            setattr(kind, entry.name, [] if entry.name.endswith("_s") else 0)
+            setattr(kind, entry.name, type(getattr(kind, entry.name))())
     pids = [service.process.pid for service in running]
     _toggle(pids, profile)
     began, cpu_before, own_before = time.perf_counter(), [cpu_s(pid) for pid in pids], time.process_time()
@@ -217,6 +217,7 @@ async def _measure(running: Sequence[Service], counts: Counts, seen: Seen, secon
         "answers": saw.answers,
         "differing": saw.differing,
         "failed": saw.failed,
+        "reason": saw.reason.decode(errors="replace"),
         "broken": told.broken,
         "messages_to_pools_per_s": told.messages_in / took,
         "messages_from_pools_per_s": told.messages_out / took,

@@ -39,6 +39,7 @@ class Connection(asyncio.Protocol):
         self._next, self._rest = 1, b""
         self._streams: dict[int, Listener] = {}
         self._partial: dict[int, bytes] = {}
+        self.trailers = b""  # the newest block of headers that ended a stream, as it came
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -85,6 +86,8 @@ class Connection(asyncio.Protocol):
             listener = self._streams.get(stream)
             if listener is not None:
                 self._messages(stream, listener, payload)
+        elif kind == HEADERS and flags & END_STREAM:
+            self.trailers = payload
         elif kind == SETTINGS and not flags & ACK:
             self._send(frame(SETTINGS, ACK, 0, b""))
         elif kind == PING and not flags & ACK:

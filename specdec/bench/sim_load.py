@@ -37,6 +37,7 @@ class Seen:
     messages: int = 0
     differing: int = 0
     failed: int = 0
+    reason: bytes = b""  # of the newest failure: its trailers as they came
     delay_s: list[float] = field(default_factory=list)
 
 
@@ -56,11 +57,7 @@ class Slot:
         self._path: Path | None = None
         self._ids: list[int] = []
         self._finished = self.stopped = False
-
-    @property
-    def running(self) -> bool:
-        """It has had tokens."""
-        return bool(self._ids) or self._finished
+        self.began = False  # it has had tokens
 
     def start(self) -> None:
         wish, prompt = self._wish, next(self._numbers)
@@ -76,6 +73,7 @@ class Slot:
             return self._over()
         message = pb.GenerateResponse.FromString(raw)
         if message.HasField("delta"):
+            self.began = True
             self._ids += message.delta.token_ids
             self.seen.messages += 1
             self.seen.tokens += len(message.delta.token_ids)
@@ -95,6 +93,8 @@ class Slot:
         assert path is not None
         seen.answers += 1
         seen.failed += not self._finished
+        if not self._finished:
+            seen.reason = self._connection.trailers
         if self._finished:
             end = path.prompt_length + self._wish.max_tokens
             seen.differing += self._ids != path.upto(end)[path.prompt_length : end]

@@ -180,7 +180,7 @@ class Target(_Server):
                 held = self._sessions.get(item.ahead.session_id)
                 if held is not None:
                     held[0].offer(item.ahead)
-                    if held[0].pending:
+                    if held[0].pending and not held[0].running:
                         self._waiting[held[0].name] = None
             elif item.HasField("close"):
                 self._sessions.pop(item.close.session_id, None)
@@ -194,8 +194,8 @@ class Target(_Server):
     def _step(self, outlet: Outlet, step: target_pb2.Step, at: float) -> None:
         held = self._sessions.get(step.session_id)
         if step.HasField("begin") and (held is None or held[0].epoch != step.epoch):
-            prompt = step.tokens[: step.begin.prompt_length]
-            session = sim_target.Session(step.session_id, step.epoch, self.paths.of(prompt), step.begin.sampling.max_tokens)
+            path, committed = self.paths.of(step.tokens[: step.begin.prompt_length]), len(step.tokens) - step.num_proposed
+            session = sim_target.Session(step.session_id, step.epoch, path, committed, step.begin.sampling.max_tokens)
             self._sessions[step.session_id] = session, outlet
         elif held is None:
             self.counts.broken += 1
@@ -208,7 +208,7 @@ class Target(_Server):
         session.ask(step)
         self.counts.broken += session.broken
         session.broken = 0
-        if session.pending:
+        if session.pending and not session.running:
             self._waiting[session.name] = None
 
     def _go(self) -> None:

@@ -23,11 +23,12 @@ class Session:
         "round", "running", "unasked",
     )  # fmt: skip
 
-    def __init__(self, name: str, epoch: int, path: Path, max_tokens: int) -> None:
+    def __init__(self, name: str, epoch: int, path: Path, committed: int, max_tokens: int) -> None:
+        """`committed` = tokens that the first Step brings: the prompt, and what another target decided behind it."""
         self.name, self.epoch, self.path = name, epoch, path
-        self.decided, self.end = path.prompt_length, path.prompt_length + max_tokens
+        self.decided, self.end = committed, path.prompt_length + max_tokens
         self.round = self.credit = self.unasked = self.broken = 0
-        self.prefill = path.prompt_length - 1
+        self.prefill = committed - 1
         self.pending = self.running = self.own = False
         self.block: tuple[int, ...] = ()
         self.held: target_pb2.Step | None = None  # a Step that came while a round of the target's own ran
@@ -42,7 +43,7 @@ class Session:
         tokens = tuple(step.tokens)
         committed = len(tokens) - step.num_proposed
         length = step.base_length + committed
-        if self.path.agrees(step.base_length, tokens[:committed]) < committed or length > max(self.decided, self.path.prompt_length):
+        if self.path.agrees(step.base_length, tokens[:committed]) < committed or length > self.decided:
             self.broken += 1
         block = tokens[committed:]
         if length < self.decided:  # results that were on their way when it was written
@@ -72,8 +73,8 @@ class Session:
     def decide(self) -> target_pb2.VerifyAnswer:
         """The running round's result; what follows it is pending then."""
         start = self.decided
-        accepted = self.path.agrees(start, self.block)
-        self.decided = start + accepted + 1
+        accepted = min(self.path.agrees(start, self.block), self.end - start)
+        self.decided = min(start + accepted + 1, self.end)
         answer = target_pb2.VerifyAnswer(
             session_id=self.name,
             epoch=self.epoch,
@@ -109,7 +110,8 @@ class Session:
                     chain = rest
             left.append((length, tokens))
         self.aheads = left
-        return self._bounded(chain)
+        return self._bounded(chain, least=1)
 
-    def _bounded(self, block: Sequence[int]) -> tuple[int, ...]:
-        return tuple(block[: max(0, self.end - self.decided - 1)])
+    def _bounded(self, block: Sequence[int], least: int = 0) -> tuple[int, ...]:
+        """Proposals that can count. `least` = 1 for those of an Ahead, so that their result is told from a plain one."""
+        return tuple(block[: max(least, self.end - self.decided - 1)])
