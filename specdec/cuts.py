@@ -43,8 +43,8 @@ def kept(scores: Floats, params: SamplingParams) -> Places | None:
         inside = best(values, masses, _needed(masses, params.top_p), -NEAR)
         places = inside if places is None else places[inside]
     if params.min_p > 0.0:
-        likely = scores >= math.log(params.min_p)
-        places = np.flatnonzero(likely) if places is None else places[likely[places]]
+        lowest = math.log(params.min_p)
+        places = np.flatnonzero(scores >= lowest) if places is None else places[scores[places] >= lowest]
     return places
 
 

@@ -51,8 +51,9 @@ from torch import Tensor
 from specdec import noise
 from specdec.cuts import Walk, kept
 from specdec.errors import InvalidRequest, NonFinite
+from specdec.logprobs import finite, normalized, softmax, token_logprobs
 from specdec.penalties import Penalties, penalized
-from specdec.ranking import FEW, NEAR, NOWHERE, Floats, Places, best, leaders
+from specdec.ranking import FEW, NEAR, Floats, Places, best
 from specdec.seeds import DRAFT, SHARED
 from specdec.terms import DraftDistribution, DraftMethod, SamplingParams, TokenLogprobs
 
@@ -60,7 +61,6 @@ Columns = Places
 Mask = npt.NDArray[np.bool_]
 Row = Tensor | Floats  # logits as an engine gives them, or what stage 1 made of them
 
-FOLDS = 8  # parts of a row whose shares are added in the format of the row, the rest of a sum in float64
 DRAFT_TOP_K = 64  # most ids of a distribution on the wire
 
 
@@ -115,6 +115,7 @@ class Sampler:
         self._bias_columns = self._columns_of(params.logit_bias)
         self._bias = np.array([params.logit_bias[int(self.ids[c])] for c in self._bias_columns], dtype=np.float64)
         self._seen: tuple[weakref.ref[Floats], np.floating[Any]] | None = None  # a row and its largest value
+        self._told: tuple[weakref.ref[Floats], Floats] | None = None  # a raw row and its shares, until its log-probabilities were told
         self._guess = -noise.NEAR / max(params.temperature, 1.0)  # of tempered scores, so that heat does not bring more of them
         self._penalties = Penalties(self._column_of, prompt if params.repetition_penalty != 1.0 else ())
 
@@ -275,7 +276,14 @@ class Sampler:
     def distribution(self, logits: Row, position: int, output: Sequence[int]) -> tuple[Columns, Floats]:
         """p of this row: ids [m] ascending and float64 probabilities [m]; all other ids have none."""
         self.check_position(position, output)
-        return self.probabilities(*self.possible(self._require_possible(self.adjusted(logits, output), output)))
+        raw = self.raw(logits)
+        row = self._require_possible(self.adjusted(raw, output), output)
+        columns, scores = self.possible(row)
+        if row is not raw or columns is not None or self.params.temperature != 1.0 or self.params.logprobs is None:
+            return self.probabilities(columns, scores)
+        shares = np.exp(scores)  # as nothing was applied, those of the log-probabilities to the last bit
+        self._told = weakref.ref(raw), shares
+        return self.ids.view(np.int64), normalized(shares)
 
     def probabilities(self, columns: Columns | None, scores: Floats) -> tuple[Columns, Floats]:
         """`distribution` of what a cut left."""
@@ -289,7 +297,11 @@ class Sampler:
     def logprobs(self, logits: Row, token: int) -> TokenLogprobs | None:
         """Log-probabilities under the raw logits; None unless asked for. Raises NonFinite."""
         row, count = self.raw(logits), self.params.logprobs
-        return None if count is None else finite(token_logprobs(row, token, count, self.highest(row)))
+        if count is None:
+            return None
+        told, self._told = self._told, None
+        shares = told[1] if told is not None and told[0]() is row else None
+        return finite(token_logprobs(row, token, count, self.highest(row), shares))
 
     def check_position(self, position: int, output: Sequence[int]) -> None:
         if position != self.prompt_length + len(output):
@@ -313,42 +325,6 @@ def _only(row: Floats, legal: Mask) -> Floats:
     np.bitwise_and(bits, row.dtype.type(-math.inf).view(kind), out=bits)
     bound: Floats = bits.view(row.dtype)  # 0 or -inf
     return np.add(row, bound, out=bound)
-
-
-def softmax(scores: Floats) -> Floats:
-    """Probabilities [n] of log-scores [n], float64 but for exp. numpy adds pairwise, in an order that only n decides."""
-    weights = _shares(scores, scores.max()).astype(np.float64)
-    weights /= weights.sum()
-    return weights
-
-
-def _shares(values: Floats, highest: np.floating[Any]) -> Floats:
-    """exp(values - highest) [n], in the format of the values."""
-    shares = values - highest
-    return np.exp(shares, out=shares)
-
-
-def token_logprobs(row: Floats, token: int, count: int, highest: np.floating[Any] | None = None) -> TokenLogprobs:
-    """log p of `token` and of the `count` likeliest ids, likeliest first, ties by id. row [vocab_size]: raw logits; `highest` of them.
-
-    A function of the row alone. exp and the sums of FOLDS numbers are taken in the format of the row, all else in float64, rounded to
-    float32 at the end: of a float32 row within 1e-6 of the mathematical value before that rounding.
-    """
-    highest, folded = row.max() if highest is None else highest, len(row) - len(row) % FOLDS
-    top = leaders(row, count) if count else NOWHERE
-    with np.errstate(over="ignore"):  # finite logits may lie further apart than the format reaches
-        shares = _shares(row, highest)
-        total = shares[:folded].reshape(FOLDS, -1).sum(axis=0).sum(dtype=np.float64) + shares[folded:].sum(dtype=np.float64)
-        normalizer = float(highest) + math.log(total)
-        values = (row[top].astype(np.float64) - normalizer).astype(np.float32).tolist()
-        return TokenLogprobs(float(np.float32(float(row[token]) - normalizer)), tuple(top.tolist()), tuple(values))
-
-
-def finite(entry: TokenLogprobs) -> TokenLogprobs:
-    """The entry, all of it numbers; finite logits may lie so far apart that a log-probability is none. Raises NonFinite."""
-    if not all(math.isfinite(x) for x in (entry.logprob, *entry.top_logprobs)):
-        raise NonFinite("a log-probability is not finite")
-    return entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import torch
 from specdec.acceptance import verify
 from specdec.engine import Segment
 from specdec.errors import EngineFault, InvalidRequest, NonFinite
-from specdec.sampling import Sampler, finite, token_logprobs
+from specdec.logprobs import finite, token_logprobs
+from specdec.sampling import Sampler
 from specdec.terms import SamplingParams, TokenLogprobs
 from target_service.plan import (
     Decided,

@@ -12,8 +12,9 @@ import torch
 from specdec import noise
 from specdec.cuts import mass
 from specdec.errors import InvalidRequest, NonFinite
+from specdec.logprobs import softmax, token_logprobs
 from specdec.ranking import best
-from specdec.sampling import DRAFT_TOP_K, Sampler, draft_choice, softmax, token_logprobs, truncated
+from specdec.sampling import DRAFT_TOP_K, Sampler, draft_choice, truncated
 from specdec.seeds import DRAFT
 from specdec.terms import DraftMethod, SamplingParams
 from tests.unit import sampling_oracle as oracle
@@ -272,6 +273,38 @@ def test_logprobs_of_few_ids_and_of_far_apart_ones():
     row = np.array([0.0, -1e4, -2e4], dtype=np.float32)
     found = token_logprobs(row, 2, 20)
     assert found.top_ids == (0, 1, 2) and math.isfinite(found.logprob) and found.logprob == -2e4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.6}, {"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 200}, {"frequency_penalty": 1.0}], ids=str
+)
+def test_a_distribution_leaves_the_log_probabilities_of_its_row_as_they_are(params, dtype):
+    """Where nothing was applied to a row both take the same shares: the same bits, whatever was asked for before."""
+    generator, s = torch.Generator().manual_seed(9), sampler(1003, logprobs=20, **params)
+    for scale in (0.0, 1.0, 30.0):
+        row, other = (s.raw((torch.randn(1003, generator=generator) * scale).to(dtype)) for _ in range(2))
+        ids, p = s.distribution(row, 4, [5])
+        fresh_ids, fresh = sampler(1003, **params).distribution(row, 4, [5])
+        assert ids.tolist() == fresh_ids.tolist() and p.tobytes() == fresh.tobytes()
+        if not params:
+            assert p.tobytes() == softmax(row - row.max()).tobytes()
+        assert s.logprobs(row, 33) == s.logprobs(row, 33) == token_logprobs(row, 33, 20)
+        s.distribution(row, 4, [5])
+        assert s.logprobs(other, 33) == token_logprobs(other, 33, 20)
+
+
+@pytest.mark.parametrize("row", [[0.0, -3e38, -1.0], [3e38, -3e38, 0.0]])
+def test_a_log_probability_that_is_no_number_is_refused(row):
+    s, found = sampler(3, prompt=(1, 2), logprobs=2), np.array(row, dtype=np.float32)
+    told = [token_logprobs(found, token, 2) for token in range(3)]
+    for token, entry in enumerate(told):
+        if all(math.isfinite(value) for value in (entry.logprob, *entry.top_logprobs)):
+            assert s.logprobs(found, token) == entry
+        else:
+            with pytest.raises(NonFinite):
+                s.logprobs(found, token)
+    assert sum(math.isfinite(entry.logprob) for entry in told) in (2, 3)
 
 
 def test_inputs_are_never_written():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdec.sampling import token_logprobs
+from specdec.logprobs import token_logprobs
 from specdec.terms import Close, Closed, Expired, Failed, FinishReason, NoRoom, PrefixNeeded, Result, SamplingParams, TokenLogprobs
 from target_service import executor
 from target_service.plan import PromptScore, Row

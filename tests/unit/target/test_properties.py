@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec.hashing import prefix_hash
-from specdec.sampling import token_logprobs
+from specdec.logprobs import token_logprobs
 from specdec.terms import (
     Answer,
     Begin,
