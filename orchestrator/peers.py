@@ -19,6 +19,8 @@ import grpc
 from specdec import terms, wire
 from specdec.errors import Mismatch, SpecdecError, Unavailable
 from specdec.runtime.channels import MAX_MESSAGE_BYTES, open_channel
+from specdec.runtime.diagnosis import why
+from specdec.runtime.tls import Dialler
 from specdec.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 TICK_S = 0.25  # peers send a beat at least this often
@@ -103,8 +105,9 @@ class Listener(Protocol):
 
 
 class Peer:
-    def __init__(self, address: str, dialect: Dialect, orchestrator_id: str, listener: Listener) -> None:
-        self.name, self.dialect = address, dialect
+    def __init__(self, address: str, dialect: Dialect, orchestrator_id: str, listener: Listener, dialler: Dialler | None = None) -> None:
+        """`dialler` None = plain text."""
+        self.name, self.dialect, self._dialler = address, dialect, dialler
         self.info: terms.ModelInfo | None = None
         self.beat: Any = None
         self.connected = False
@@ -153,13 +156,19 @@ class Peer:
                 self._listener.down(self, reason)
             elif told != kind:
                 told = kind
-                self._listener.trouble(self, reason)
+                tls = None if self._dialler is None else self._dialler.tls
+                self._listener.trouble(self, (kind == "lost" and await why(self.name, tls)) or reason)
             pause = MISMATCH_BACKOFF_S if kind == "mismatch" else backoff
             backoff = min(2 * backoff, LAST_BACKOFF_S)
             await asyncio.sleep(pause * (0.5 + random.random() / 2))
 
+    async def _channel(self) -> grpc.aio.Channel:
+        if self._dialler is None:
+            return open_channel(self.name)
+        return open_channel(self.name, await asyncio.to_thread(self._dialler.credentials), self._dialler.tls.server_name)
+
     async def _connection(self) -> None:
-        async with open_channel(self.name) as channel:
+        async with await self._channel() as channel:
             stub = self.dialect.stub(channel)
             self.info, self.beat = wire.model_info_from_wire((await self.dialect.ask_info(stub)).info), None
             self._listener.accept(self, self.info)

@@ -25,6 +25,7 @@ from orchestrator.places import Places
 from orchestrator.settings import OrchestratorSettings
 from specdec import terms
 from specdec.errors import Mismatch, Unavailable
+from specdec.runtime.tls import Dialler
 
 FLUSH_S = 0.5  # for the last Close items to leave
 MAX_REPLICAS = 256  # of one pool: each is a connection with four tasks
@@ -62,6 +63,7 @@ class Pool:
     def __init__(self, dialect: Dialect, orchestrator_id: str, listener: Listener, ejection: Ejection) -> None:
         self.name, self.ejection = dialect.pool, ejection
         self.peers: dict[str, Peer] = {}
+        self.dialler: Dialler | None = None  # None = replicas are dialled in plain text
         self.places = Places(self.eligible, self._vacated, ejection.took)
         self._dialect, self._orchestrator_id, self._listener = dialect, orchestrator_id, listener
         self._uids: dict[str, str] = {}
@@ -114,7 +116,7 @@ class Pool:
         self._leaving.discard(name)
         if name in self.peers:
             return
-        self.peers[name], self._uids[name] = Peer(name, self._dialect, self._orchestrator_id, self._listener), uid
+        self.peers[name], self._uids[name] = Peer(name, self._dialect, self._orchestrator_id, self._listener, self.dialler), uid
         if self._running:
             self._dial(name)
 
@@ -186,6 +188,7 @@ class Pools:
             Pool(dialect, orchestrator_id, self, _ejection(dialect.pool, settings.max_ejection_ms / 1000, home))
             for dialect in (TARGET, DRAFT)
         )
+        self.targets.dialler = self.drafts.dialler = settings.dialler
         self._fingerprint, self._home = vocabulary_fingerprint, home
         self._model: terms.ModelInfo | None = None
         self._model_known = asyncio.Event()

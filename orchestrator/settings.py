@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.discovery.names import problem_of, too_many
-from specdec.runtime.settings import CommonSettings, setting
+from specdec.runtime.security import FrontSettings
+from specdec.runtime.settings import setting
 from specdec.terms import LEGAL_METHODS, DraftMethod, RejectionMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrchestratorSettings(CommonSettings):
+class OrchestratorSettings(FrontSettings):
     tokenizer: Path = setting(doc="folder with the target's tokenizer.json and config.json; no weights are read")
     targets: tuple[str, ...] = setting(doc="host:port of every target, or dns:///name:port for one per record of a name; comma separated")
     drafts: tuple[str, ...] = setting((), doc="the drafts, likewise; empty = no speculation")

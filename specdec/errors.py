@@ -3,6 +3,8 @@
 SpecdecError
 ├── InvalidRequest      the caller's input; names the field and the remedy       INVALID_ARGUMENT
 ├── Unsupported         a legal field this build does not serve; names it        UNIMPLEMENTED
+├── Unauthenticated     no token, or one that nobody here knows                  UNAUTHENTICATED
+├── PermissionDenied    a caller who may not call this service                   PERMISSION_DENIED
 ├── NotFound            a model or request that is not here                      NOT_FOUND
 ├── AlreadyExists       a live request id used twice                             ALREADY_EXISTS
 ├── Overloaded          no room now; says when to come back                      RESOURCE_EXHAUSTED
@@ -44,6 +46,18 @@ class Unsupported(SpecdecError):
     def __init__(self, field: str, remedy: str = "not served by this build; leave it unset") -> None:
         super().__init__(f"{field}: {remedy}")
         self.field, self.remedy = field, remedy
+
+
+class Unauthenticated(SpecdecError):
+    """The caller did not show who it is; the message says how to."""
+
+    code: ClassVar[int] = 16
+
+
+class PermissionDenied(SpecdecError):
+    """The caller is known and may not do this."""
+
+    code: ClassVar[int] = 7
 
 
 class NotFound(SpecdecError):
@@ -117,7 +131,7 @@ def fault(code: int, message: str) -> SpecdecError:
             return named(field, remedy) if separator else named("request", message)
     if code == Overloaded.code:
         return Overloaded(message, retry_after_ms=1000)
-    for plain in (NotFound, AlreadyExists, Mismatch, Unavailable, DeadlineExceeded):
+    for plain in (Unauthenticated, PermissionDenied, NotFound, AlreadyExists, Mismatch, Unavailable, DeadlineExceeded):
         if code == plain.code:
             return plain(message)
     return InternalFault(message)

@@ -67,6 +67,8 @@ def _unavailable(message: str, details: _Details) -> errors.SpecdecError:
 TABLE: dict[type[errors.SpecdecError], tuple[grpc.StatusCode, _Rebuild]] = {
     errors.InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, _named(errors.InvalidRequest)),
     errors.Unsupported: (grpc.StatusCode.UNIMPLEMENTED, _named(errors.Unsupported)),
+    errors.Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, _plain(errors.Unauthenticated)),
+    errors.PermissionDenied: (grpc.StatusCode.PERMISSION_DENIED, _plain(errors.PermissionDenied)),
     errors.NotFound: (grpc.StatusCode.NOT_FOUND, _plain(errors.NotFound)),
     errors.AlreadyExists: (grpc.StatusCode.ALREADY_EXISTS, _plain(errors.AlreadyExists)),
     errors.Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, _overloaded),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli import paint, system
-from specdec.cli.generate import connected
+from specdec.cli.connection import add_credentials, connected
 from specdec.errors import InvalidRequest, SpecdecError
 from specdec.runtime.settings import no_color
 from specdec.terms import SamplingParams
@@ -33,6 +33,7 @@ MOST = {"--concurrency": 1024, "--repeats": 10_000, "--batch": 10_000, "--max-to
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="the orchestrator (default: a system of its own)")
+    add_credentials(parser)
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt" or "messages" (default: twenty built in)')
     parser.add_argument("--concurrency", default="1,4,8", metavar="N,…", help="streams at once (default: %(default)s)")
     parser.add_argument("--temperature", default="0,1", metavar="T,…", help="default: %(default)s")
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     code, failure = 0, None
     try:
         with _endpoint(arguments) as endpoint:
-            asyncio.run(_measure(endpoint, outcome))
+            asyncio.run(_measure(endpoint, outcome, arguments))
     except KeyboardInterrupt:
         code = 130
     except SpecdecError as error:
@@ -127,7 +128,7 @@ def _endpoint(arguments: argparse.Namespace) -> Iterator[str]:
         yield running.orchestrator.endpoint
 
 
-async def _measure(endpoint: str, outcome: Outcome) -> None:
+async def _measure(endpoint: str, outcome: Outcome, arguments: argparse.Namespace) -> None:
     from specdec.bench.experiment import Turn, run
     from specdec.bench.progress import Progress
 
@@ -145,7 +146,7 @@ async def _measure(endpoint: str, outcome: Outcome) -> None:
         else:
             progress.end(label, seconds)
 
-    async with connected(endpoint) as client:
+    async with connected(endpoint, arguments) as client:
         try:
             await run(client, outcome, tell)
         finally:

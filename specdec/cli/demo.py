@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli import paint, system
+from specdec.cli.connection import credentials_of
 from specdec.cli.supervisor import LOADING, Interrupted, Supervisor
 from specdec.cli.system import System
 from specdec.errors import InternalFault
@@ -139,7 +140,7 @@ async def _talk(endpoint: str, chosen: System, arguments: argparse.Namespace, co
     from specdec.terms import SamplingParams
 
     decode = _decoder(chosen.target_model)
-    async with Client(endpoint) as client:
+    async with Client(endpoint, credentials_of(arguments)) as client:
         await client.wait_ready(10.0)
         await _wait_for_draft(client)
         prompts = load_prompts()

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specdec.cli import flags, request
-from specdec.errors import InvalidRequest, ProtocolFault, SpecdecError
+from specdec.cli import connection, flags, request
+from specdec.errors import ProtocolFault, SpecdecError
 
 if TYPE_CHECKING:  # gRPC is loaded when it is needed: `--help` should not wait for it
     from specdec.client import Client, Delta, Event, Finished, Options, Prompt, Started
@@ -26,7 +26,6 @@ Sends one prompt to an orchestrator. Without --json the text streams to standard
 standard error; several answers come one after the other, each under a line on standard error. With --json one object is printed, for
 several answers {"answers": […]}. What is not set takes the service's defaults. JSON can be read from a file: @FILE, @- = standard input.
 Exit code 2 names a refused flag or field and what would be accepted, or says that nobody answers."""
-CONNECT_S = 3.0
 SPECULATIVE_KEYS = (
     "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_draft_tokens",
     "num_accepted_draft_tokens", "num_spec_steps", "num_spec_tokens", "hit_rate",
@@ -35,13 +34,9 @@ SPECULATIVE_KEYS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
-    add_endpoint(parser)
+    connection.add_arguments(parser)
     groups = flags.add_groups(parser, request.GROUPS)
     groups["output"].add_argument("--json", action="store_true", help="one JSON object with ids, figures and statistics")
-
-
-def add_endpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument_group("connection").add_argument("--endpoint", required=True, metavar="HOST:PORT", help="the orchestrator")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,18 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise flags.named(error, request.ALL, arguments) from error
 
 
-@contextlib.asynccontextmanager
-async def connected(endpoint: str) -> Any:
-    """A client with an open connection. Raises InvalidRequest and Unavailable."""
-    from specdec.client import Client
-
-    if not endpoint.rpartition(":")[2].isdecimal():
-        raise InvalidRequest("--endpoint", f"must be host:port, e.g. 127.0.0.1:50051, got {endpoint!r}")
-    async with Client(endpoint) as client:
-        await client.wait_ready(CONNECT_S)
-        yield client
-
-
 async def _run(arguments: argparse.Namespace) -> int:
     from specdec.client import generate_request
 
@@ -70,7 +53,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     generate_request(prompt, sampling, **options)  # what the wire cannot carry is refused before anybody is asked
     answers = [TimedAnswer() for _ in range(options.get("n") or 1)]
     printer = None if arguments.json else Printer(answers)
-    async with connected(arguments.endpoint) as client:
+    async with connection.connected(arguments.endpoint, arguments) as client:
         try:
             await fill(answers, client, prompt, sampling, options, printer.show if printer else None)
         finally:

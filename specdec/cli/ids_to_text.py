@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 
-from specdec.cli import flags, generate
+from specdec.cli import connection, flags
 from specdec.cli.flags import Flag
 from specdec.errors import SpecdecError
 
@@ -20,7 +20,7 @@ IDS = Flag("--token-ids", "token_ids", "the ids: [1, 2, 3]", "JSON|@FILE", flags
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
-    generate.add_endpoint(parser)
+    connection.add_arguments(parser)
     flags.add_groups(parser, {"ids": (IDS,)})
     parser.add_argument("--skip-special-tokens", action="store_true", help="leave special tokens out")
     parser.add_argument("--json", action="store_true", help='an object: {"text": "…"}')
@@ -37,5 +37,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _text(arguments: argparse.Namespace) -> str:
     ids = IDS.given(arguments)
-    async with generate.connected(arguments.endpoint) as client:
+    async with connection.connected(arguments.endpoint, arguments) as client:
         return str(await client.detokenize(ids, skip_special_tokens=arguments.skip_special_tokens))

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 
-from specdec.cli import flags, generate, request
+from specdec.cli import connection, flags, request
 from specdec.errors import SpecdecError
 
 HELP = "the token ids of a text or a chat"
@@ -19,7 +19,7 @@ FLAGS = (*request.TEXT, *request.CHAT)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
-    generate.add_endpoint(parser)
+    connection.add_arguments(parser)
     flags.add_groups(parser, {"prompt": FLAGS})
     parser.add_argument("--no-special-tokens", action="store_true", help="raw text without the tokenizer's special tokens")
     parser.add_argument("--json", action="store_true", help='an object: {"token_ids": […]}')
@@ -36,5 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _ids(arguments: argparse.Namespace) -> list[int]:
     prompt, options = request.prompt_of(arguments), request.chat_options(arguments)
-    async with generate.connected(arguments.endpoint) as client:
+    async with connection.connected(arguments.endpoint, arguments) as client:
         return list(await client.tokenize(prompt, add_special_tokens=not arguments.no_special_tokens, **options))

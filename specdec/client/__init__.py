@@ -9,6 +9,7 @@
         print(client.complete("Once upon a time", SamplingParams(max_tokens=64)).text)
 
 A prompt is text, token ids, or a chat: a list of {"role", "content"}. Everything else a request may carry is a keyword, see `Options`;
+where the service speaks TLS or asks for a token, `Client(endpoint, Credentials(…))` says what to show;
 the parameters that shape the decisions are in `specdec.terms.SamplingParams`. Failures are raised as specdec.errors. Abandoning the
 iterator cancels the generation and frees its room on the servers.
 """
@@ -26,12 +27,14 @@ from specdec.client.answers import (
     event_from_wire,
 )
 from specdec.client.calls import GENERATE_TIMEOUT_S, UNARY_TIMEOUT_S, Client, SyncClient
+from specdec.client.credentials import Credentials
 from specdec.client.requests import CallOptions, Options, Prompt, generate_request
 
 __all__ = [
     "CallOptions",
     "Client",
     "Completion",
+    "Credentials",
     "Delta",
     "EffectiveSettings",
     "Event",

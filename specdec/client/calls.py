@@ -12,9 +12,11 @@ import grpc.aio
 
 from specdec import status, wire
 from specdec.client.answers import Completion, Event, Finished, ServiceInfo, completions_of, event_from_wire
+from specdec.client.credentials import OPEN, Credentials
 from specdec.client.requests import CallOptions, Options, Prompt, generate_request, tokenize_request
-from specdec.errors import InvalidRequest, ProtocolFault, Unavailable
+from specdec.errors import InvalidRequest, ProtocolFault, SpecdecError, Unavailable
 from specdec.runtime.channels import open_channel
+from specdec.runtime.diagnosis import why
 from specdec.terms import SamplingParams
 from specdec.v1 import generation_pb2, generation_pb2_grpc
 
@@ -25,10 +27,11 @@ _T = TypeVar("_T")
 
 
 class Client:
-    """One lazy connection to `host:port`. Make it and use it inside one running event loop."""
+    """One lazy connection to `host:port`. Make it and use it inside one running event loop. Its first use raises InvalidRequest where the
+    credentials make no sense."""
 
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
+    def __init__(self, endpoint: str, credentials: Credentials = OPEN) -> None:
+        self.endpoint, self._credentials = endpoint, credentials
         self._channel: grpc.aio.Channel | None = None
         self._made: Any = None
 
@@ -50,11 +53,14 @@ class Client:
         try:
             await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
         except TimeoutError:
+            if reason := await why(self.endpoint, self._credentials.tls):
+                raise Unavailable(f"{self.endpoint}: {reason}") from None
             raise Unavailable(f"nobody answers at {self.endpoint} after {timeout_s:g} s; is the service up?") from None
 
     def _stub(self) -> Any:
         if self._made is None:
-            self._channel = open_channel(self.endpoint)
+            self._credentials.check(self.endpoint)
+            self._channel = open_channel(self.endpoint, self._credentials.channel(), self._credentials.tls_server_name)
             self._made = generation_pb2_grpc.GenerationServiceStub(self._channel)
         return self._made
 
@@ -69,7 +75,7 @@ class Client:
     ) -> AsyncGenerator[Event]:
         """Streams Started, any number of Delta, Finished, per answer; those of several answers come mixed, told apart by `index`."""
         request = generate_request(prompt, sampling, **options)
-        metadata = (("traceparent", traceparent),) if traceparent else ()
+        metadata = (*self._credentials.metadata(), *((("traceparent", traceparent),) if traceparent else ()))
         call = self._stub().Generate(request, timeout=timeout_s, metadata=metadata)
         open_answers = request.n or 1
         try:
@@ -80,7 +86,7 @@ class Client:
             if open_answers:
                 raise ProtocolFault("the stream ended before the answer did")
         except grpc.aio.AioRpcError as failure:
-            raise status.error_from_rpc(failure) from failure
+            raise await self._fault(failure) from failure
         finally:
             call.cancel()
 
@@ -124,16 +130,23 @@ class Client:
 
     async def _unary(self, method: str, request: Any) -> Any:
         try:
-            return await getattr(self._stub(), method)(request, timeout=UNARY_TIMEOUT_S)
+            return await getattr(self._stub(), method)(request, timeout=UNARY_TIMEOUT_S, metadata=self._credentials.metadata())
         except grpc.aio.AioRpcError as failure:
-            raise status.error_from_rpc(failure) from failure
+            raise await self._fault(failure) from failure
+
+    async def _fault(self, failure: grpc.aio.AioRpcError) -> SpecdecError:
+        """gRPC calls a handshake that failed UNAVAILABLE, like everything else; what a service says has details."""
+        unheard = failure.code() is grpc.StatusCode.UNAVAILABLE and not failure.trailing_metadata()
+        if unheard and (reason := await why(self.endpoint, self._credentials.tls)):
+            return Unavailable(f"{self.endpoint}: {reason}")
+        return status.error_from_rpc(failure)
 
 
 class SyncClient:
     """The same without async, for scripts: one event loop of its own, driven only while a call waits."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._client = Client(endpoint)
+    def __init__(self, endpoint: str, credentials: Credentials = OPEN) -> None:
+        self._client = Client(endpoint, credentials)
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> SyncClient:

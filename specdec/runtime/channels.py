@@ -9,6 +9,7 @@ Back-off: a lost server is tried again after at most 2 s, so that a restart cost
 
 from __future__ import annotations
 
+import grpc
 import grpc.aio
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -52,6 +53,10 @@ def channel_options() -> Options:
     ]
 
 
-def open_channel(endpoint: str) -> grpc.aio.Channel:
-    """A lazy plaintext channel to `host:port`. Call it inside the running loop; close it there."""
-    return grpc.aio.insecure_channel(endpoint, options=channel_options())
+def open_channel(endpoint: str, tls: grpc.ChannelCredentials | None = None, server_name: str = "") -> grpc.aio.Channel:
+    """A lazy channel to `host:port`, in plain text without `tls`. `server_name` = whose certificate to expect, empty = the host's.
+    Call it inside the running loop; close it there."""
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=channel_options())
+    name = [("grpc.ssl_target_name_override", server_name)] if server_name else []
+    return grpc.aio.secure_channel(endpoint, tls, options=[*channel_options(), *name])

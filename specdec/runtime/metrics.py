@@ -94,6 +94,8 @@ METRICS: dict[str, Metric] = {
     "gen_ai.server.request.duration": _histogram("s", "Time of a generation.", SECONDS, *_GEN_AI, "error.type"),
     "gen_ai.server.time_to_first_token": _histogram("s", "Time to the first token.", SECONDS, *_GEN_AI),
     "gen_ai.server.time_per_output_token": _histogram("s", "Time per token after the first.", PER_TOKEN, *_GEN_AI),
+    "specdec.calls.refused": _counter("{call}", "Calls refused before they began, by why: token, identity, limit.", "reason"),
+    "specdec.tls.certificate.expires": _gauge("s", "When the certificate in use expires, Unix time."),
     "rpc.server.call.duration": _histogram("s", "Time of an incoming call.", SECONDS, *_RPC),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 COMMON = frozenset({
     "HOST", "PORT", "METRICS_PORT", "LOG_LEVEL", "CPU_AFFINITY", "NICE", "DRAIN_MS", "OTLP_ENDPOINT", "PARENT_PIPE", "DIE_WITH_PARENT",
+    "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "ALLOWED_IDENTITIES", "REFLECTION",
 })  # fmt: skip
 
 SETTINGS: dict[str, frozenset[str]] = {
@@ -20,12 +21,17 @@ SETTINGS: dict[str, frozenset[str]] = {
         "BUDGET_TOKENS", "MAX_NUM_SPECULATIVE_TOKENS", "LOOKAHEAD_FLOOR", "SPECULATIVE_FANOUT", "BRANCH_FLOOR",
     },
     "orchestrator": COMMON | {
+        "TLS_CA", "TLS_CLIENT_CERT", "TLS_CLIENT_KEY", "TLS_SERVER_NAME", "TOKENS_FILE", "ALLOW_INSECURE_TOKENS",
+        "CLIENT_REQUESTS_PER_S", "CLIENT_MAX_OPEN",
         "TARGETS", "DRAFTS", "TOKENIZER", "NUM_SPECULATIVE_TOKENS", "REJECTION_SAMPLE_METHOD", "DRAFT_SAMPLE_METHOD",
         "MAX_RUNNING", "MAX_WAITING", "MAX_WAITING_TOKENS", "MAX_WAIT_MS", "PRIORITY_AGE_MS", "MAX_UNREAD_MS",
         "MAX_GRACE_MS", "STEP_DEADLINE_MS", "PLACEMENT_WAIT_MS", "MAX_EJECTION_MS", "PROMPT_LOOKUP_MIN",
         "MAX_RUN_AHEAD", "AHEAD", "ENABLE_ADAPTIVE_VERIFICATION", "DISCOVERY_POLL_MS", "DISCOVERY_KEEP_MS",
     },
 }  # fmt: skip
+
+# What the commands that dial read, and no service.
+CLIENT = frozenset({"TOKEN_FILE"})
 
 GRPC_SERVICES: dict[str, tuple[str, ...]] = {
     "target": ("specdec.v1.TargetService",),
@@ -35,5 +41,5 @@ GRPC_SERVICES: dict[str, tuple[str, ...]] = {
 
 
 def known_elsewhere() -> frozenset[str]:
-    """Names that some service of ours knows."""
-    return frozenset().union(*SETTINGS.values())
+    """Names that some service or command of ours knows."""
+    return CLIENT.union(*SETTINGS.values())

@@ -66,10 +66,26 @@ class CommonSettings:
     parent_pipe: int = setting(
         -1, low=-1, high=1 << 20, doc="inherited file descriptor; the process ends when it reads end-of-file; -1 = none"
     )
+    tls_cert: Path | None = setting(None, doc="PEM certificate chain of this service; set = callers must speak TLS; needs tls_key")
+    tls_key: Path | None = setting(None, doc="PEM private key of tls_cert")
+    tls_client_ca: Path | None = setting(None, doc="PEM file of authorities; set = callers must show a certificate of theirs (mutual TLS)")
+    allowed_identities: tuple[str, ...] = setting(
+        (), doc="DNS names and URIs, one of which a caller's certificate must carry; empty = any certificate of tls_client_ca"
+    )
+    reflection: bool = setting(True, doc="tell anybody who asks which methods and messages there are (gRPC reflection)")
     die_with_parent: bool = setting(False, doc="ask the kernel for SIGTERM when the parent's main thread ends (Linux)")
 
     def problems(self) -> list[str]:
-        return []
+        """Rules between fields; a subclass adds to them."""
+        given = {"SPECDEC_TLS_CERT": self.tls_cert, "SPECDEC_TLS_KEY": self.tls_key}
+        missing = [name for name, value in given.items() if value is None]
+        needed = [name for name, value in given.items() if value is not None]
+        if self.tls_client_ca is not None:
+            needed.append("SPECDEC_TLS_CLIENT_CA")
+        found = [f"{name} is missing: {needed[-1]} is set and needs it" for name in missing] if needed else []
+        if self.allowed_identities and self.tls_client_ca is None:
+            found.append("SPECDEC_TLS_CLIENT_CA is missing: SPECDEC_ALLOWED_IDENTITIES is set and needs verified certificates")
+        return found
 
 
 def load(cls: type[_T], environ: Mapping[str, str] | None = None) -> _T:
@@ -114,6 +130,11 @@ def _build(cls: type[_T], values: dict[str, Any], problems: list[str]) -> _T:
 def inherited(overrides: Mapping[str, str], names_to_drop: tuple[str, ...] = ()) -> dict[str, str]:
     """The environment for a child process: ours, less `names_to_drop`, with `overrides`."""
     return {**{k: v for k, v in os.environ.items() if k not in names_to_drop}, **overrides}
+
+
+def from_environment(name: str) -> str:
+    """A setting of a command that also has a flag; empty when unset."""
+    return os.environ.get(name, "")
 
 
 def no_color() -> bool:

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.unit
 SAMPLES = [
     errors.InvalidRequest("sampling.top_p", "must be in (0, 1]"),
     errors.Unsupported("sampling.grammar"),
+    errors.Unauthenticated("authorization: this service asks for a token"),
+    errors.PermissionDenied("certificate: not among"),
     errors.NotFound("model 'x' is not served here"),
     errors.AlreadyExists("request 'x' is live"),
     errors.Overloaded("64 requests are waiting", 250),

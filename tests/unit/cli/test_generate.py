@@ -245,7 +245,7 @@ def test_a_command_that_makes_no_sense_exits_2_in_one_line(words: str, capsys: p
 
 
 def test_endpoints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.cli.generate.CONNECT_S", 0.2)
+    monkeypatch.setattr("specdec.cli.connection.CONNECT_S", 0.2)
     assert main(["generate", "--endpoint", "nowhere", "--prompt", "x"]) == 2
     assert "--endpoint: must be host:port" in one_line(capsys.readouterr())
     assert main(["generate", "--endpoint", "127.0.0.1:1", "--prompt", "x"]) == 2

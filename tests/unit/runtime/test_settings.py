@@ -141,7 +141,7 @@ def test_no_setting_of_ours_looks_like_a_service_link() -> None:
 def test_the_table_of_names_equals_the_dataclasses(role: str) -> None:
     package = {"target": "target_service", "draft": "draft_service"}.get(role, role)
     module = importlib.import_module(f"{package}.settings")
-    (cls,) = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, CommonSettings) and c is not CommonSettings]
+    (cls,) = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__ and issubclass(c, CommonSettings)]
     fields = {name.upper() for name in cls.__dataclass_fields__}
     assert fields == names.SETTINGS[role]
     assert fields >= names.COMMON == {name.upper() for name in CommonSettings.__dataclass_fields__}
