@@ -1,7 +1,7 @@
 """The folder of a running system: what `up` writes and `down` reads.
 
-endpoint          host:port of the orchestrator, written last: when it is there, the system serves
-processes.json    [{"role", "pid", "port", "metrics_port"}, …]
+endpoint          host:port of the orchestrator, written last: when it is there, the system serves; a restart does not change it
+processes.json    [{"role", "pid", "port", "metrics_port"}, …] of those that run or are being started again
 supervisor.json   who to stop, with start times, so that no stranger is ever hit
 *.log             standard error of every process
 """

@@ -1,8 +1,8 @@
 """Starts service processes, waits for their ready lines, tells when one ends, stops them all.
 
 A child dies with its supervisor twice over: the kernel sends it SIGTERM when the supervisor's main thread ends (so children are started
-from the main thread only), and it reads end-of-file from a pipe whose other end only the supervisor holds. A child that ends later is
-reported and not restarted: restarting is the job of whatever runs the system for good.
+from the main thread only), and it reads end-of-file from a pipe whose other end only the supervisor holds. Whether a child that ends is
+started again is keeper.py's affair.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 from specdec.cli.pids import ProcessId, identify
 from specdec.errors import Unavailable
@@ -114,7 +115,7 @@ class Supervisor:
         waiting = {child.plan.name: child for child in started}
         began = time.monotonic()
         while waiting:
-            event = self._next(PROGRESS_S)
+            event = self.next(PROGRESS_S)
             if isinstance(event, Signalled):
                 raise Interrupted
             if isinstance(event, Ended):
@@ -129,12 +130,21 @@ class Supervisor:
                 raise Unavailable(f"not ready after {START_TIMEOUT_S:g} s: {last}")
         return started
 
-    def watch(self) -> Iterator[Ended | Signalled]:
-        """What happens from now on, for ever."""
-        while True:
-            event = self._events.get()
-            if not isinstance(event, Ready):
-                yield event
+    def spawn_again(self, plan: Plan) -> Child:
+        """Returns at once. The plan names the ports, since peers know them. Its log goes on where that of the one before ended."""
+        child = self._spawn(plan, "ab")
+        child.host, child.port, child.metrics_port = (plan.settings["HOST"], int(plan.settings["PORT"]), int(plan.settings["METRICS_PORT"]))
+        return child
+
+    def next(self, timeout_s: float | None) -> Ready | Ended | Signalled | None:
+        """What happened; None when nothing did in that time. No time: waits for ever."""
+        try:
+            event = self._events.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+        if isinstance(event, Ended):
+            self.children.remove(event.child)
+        return event
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -160,21 +170,20 @@ class Supervisor:
             for child in wave:
                 child.identity.send(signal.SIGKILL)
             self._wait(wave, KILL_TIMEOUT_S)
-        self.children = [child for child in self.children if child.process.poll() is None]
 
     def _wait(self, wave: Sequence[Child], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while any(child.process.poll() is None for child in wave) and time.monotonic() < deadline:
-            if isinstance(self._next(0.05), Signalled):
+            if isinstance(self.next(0.05), Signalled):
                 return
 
-    def _spawn(self, plan: Plan) -> Child:
+    def _spawn(self, plan: Plan, log_mode: Literal["wb", "ab"] = "wb") -> Child:
         read_end, _ = self._pipe
         settings = {**plan.settings, "PARENT_PIPE": str(read_end), "DIE_WITH_PARENT": "true"}
         environment = inherited({f"SPECDEC_{name}": value for name, value in settings.items()})
         environment.setdefault("OMP_NUM_THREADS", settings.get("THREADS", "1"))
         log = self._logs / f"{plan.name}.log"
-        with log.open("wb") as errors:
+        with log.open(log_mode) as errors:
             process = subprocess.Popen(
                 plan.command_line(),
                 env=environment,
@@ -204,18 +213,20 @@ class Supervisor:
                 self._events.put(Ready(child))
         self._events.put(Ended(child, child.process.wait()))
 
-    def _next(self, timeout_s: float) -> Ready | Ended | Signalled | None:
-        try:
-            return self._events.get(timeout=max(0.0, timeout_s))
-        except queue.Empty:
-            return None
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._events.put(Signalled(number))  # SimpleQueue.put may be entered again from a signal handler
 
 
+def how_it_ended(event: Ended) -> str:
+    """In one line: what killed it, or its exit code and the last that it said."""
+    if event.code < 0:
+        return f"killed by {signal.Signals(-event.code).name}"
+    said = tail(event.child.log, 1).strip()
+    return f"exit code {event.code}" + (f", {said}" if said and event.code else "")
+
+
 def _obituary(event: Ended) -> str:
-    reason = f"exit code {event.code}" if event.code >= 0 else f"signal {-event.code}"
+    reason = f"exit code {event.code}" if event.code >= 0 else how_it_ended(event)
     return f"{event.child.plan.name} ended ({reason}); its last lines:\n{tail(event.child.log)}"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from specdec.cli.supervisor import Child, Plan, Supervisor
 from specdec.errors import InvalidRequest
 
+HOST = "127.0.0.1"
 ROLES = ("target", "draft", "orchestrator")
 TARGET_MODEL, DRAFT_MODEL = Path("models/smollm2-135m"), Path("models/smollm2-draft")
 DRAFT_NICE = 10  # the draft may fill every gap of a core, and must not make the others wait
@@ -66,7 +67,8 @@ class System:
         return {**self._common(role), **own, "MODEL": str(model), "PORT": "0"}
 
     def _common(self, role: str) -> dict[str, str]:
-        common = {"HOST": "127.0.0.1", "METRICS_PORT": "0", "DRAIN_MS": str(DRAIN_MS[role])}
+        # Health answers on the main ports; a port of its own from our environment would be the same for all of them.
+        common = {"HOST": HOST, "METRICS_PORT": "0", "HEALTH_PORT": "-1", "PRE_DRAIN_MS": "0", "DRAIN_MS": str(DRAIN_MS[role])}
         return {**common, "CPU_AFFINITY": self.pins[role]} if role in self.pins else common
 
 

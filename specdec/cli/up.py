@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specdec.cli import system
+from specdec.cli.keeper import Keeper
 from specdec.cli.pids import identify
 from specdec.cli.state import ProcessEntry, State
-from specdec.cli.supervisor import START_TIMEOUT_S, Ended, Interrupted, Signalled, Supervisor, tail
-from specdec.cli.system import System, parse_pins
+from specdec.cli.supervisor import START_TIMEOUT_S, Child, Interrupted, Supervisor, tail
+from specdec.cli.system import HOST, System, parse_pins
 from specdec.errors import AlreadyExists, InvalidRequest, Unavailable
 
 HELP = "start targets, drafts and an orchestrator on this machine"
@@ -24,8 +26,8 @@ LOG = "up.log"
 DAEMON = (sys.executable, "-m", "specdec.cli.main")
 DESCRIPTION = """\
 Starts N targets, M drafts and one orchestrator as processes on loopback ports and prints a ready line when they serve. Settings that have
-no flag come from SPECDEC_* variables, e.g. SPECDEC_DTYPE=float32. A process that ends later is reported and not restarted; the system
-goes on without it as long as the orchestrator lives. Ctrl-C, `specdec down`, or the end of this process ends all of them."""
+no flag come from SPECDEC_* variables, e.g. SPECDEC_DTYPE=float32. A process that ends later is started again on its port, at growing
+intervals; one that does not stay up ends the system. Ctrl-C, `specdec down`, or the end of this process ends all of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pin", default="", metavar="ROLE=CPU,…", help="CPUs per role, e.g. target=0,draft=1,orchestrator=1")
     parser.add_argument("--detach", action="store_true", help="return when the system serves; needs --state")
     parser.add_argument("--state", type=Path, metavar="DIR", help="folder for endpoint, processes.json and logs")
+    parser.add_argument("--no-restart", action="store_true", help="a process that ends is told of, and the others go on without it")
     parser.add_argument("--report-fd", type=int, default=-1, help=argparse.SUPPRESS)
 
 
@@ -51,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         pins=parse_pins(arguments.pin),
     )
     chosen.check()
+    _check_port(arguments.port)
     state = None if arguments.state is None else State(arguments.state.absolute())
     if state is not None:
         if state.alive():
@@ -61,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         if state is None:
             raise InvalidRequest("--detach", "needs --state DIR, where the endpoint and the logs will be")
         return _detach(state, arguments.argv)
-    return _supervise(chosen, state, arguments.report_fd)
+    return _supervise(chosen, state, not arguments.no_restart, arguments.report_fd)
 
 
 def _count(flag: str, value: int, low: int) -> int:
@@ -70,7 +74,19 @@ def _count(flag: str, value: int, low: int) -> int:
     return value
 
 
-def _supervise(chosen: System, state: State | None, report_fd: int) -> int:
+def _check_port(port: int) -> None:
+    """Before models are loaded for minutes. Raises InvalidRequest."""
+    if not 0 <= port <= 65535:
+        raise InvalidRequest("--port", "must be 0 to 65535, 0 = any free one")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise InvalidRequest("--port", f"{port}: {error.strerror or error}; choose another one, or 0 for any free one") from error
+
+
+def _supervise(chosen: System, state: State | None, restart: bool, report_fd: int) -> int:
     with _log_folder(state) as logs, Supervisor(logs, tell) as supervisor:
         try:
             tell(f"starting {chosen.targets} target(s), {chosen.drafts} draft(s); loading the models takes some seconds")
@@ -81,29 +97,22 @@ def _supervise(chosen: System, state: State | None, report_fd: int) -> int:
             if report_fd >= 0:
                 _report(report_fd, f"error {error}")
             raise
-        orchestrator = children[-1]
-        try:
+        endpoint = children[-1].endpoint
+
+        def write(present: Sequence[Child]) -> None:
             if state is not None:
-                entries = [ProcessEntry(c.plan.role, c.process.pid, c.port, c.metrics_port) for c in children]
-                state.write(orchestrator.endpoint, entries, identify(os.getpid()), [c.identity for c in children])
-            print(f"ready role=system endpoint={orchestrator.endpoint} pid={os.getpid()}", flush=True)
+                entries = [ProcessEntry(c.plan.role, c.process.pid, c.port, c.metrics_port) for c in present]
+                state.write(endpoint, entries, identify(os.getpid()), [c.identity for c in present])
+
+        try:
+            write(children)
+            print(f"ready role=system endpoint={endpoint} pid={os.getpid()}", flush=True)
             if report_fd >= 0:
-                _report(report_fd, f"ready {orchestrator.endpoint}")
-            for event in supervisor.watch():
-                if isinstance(event, Signalled):
-                    tell("stopping")
-                    return 0
-                _tell_end(event)
-                if event.child is orchestrator:
-                    return 1
-            return 0
+                _report(report_fd, f"ready {endpoint}")
+            return Keeper(supervisor, children, tell, write, restart).run()
         finally:
             if state is not None:
                 state.clear()
-
-
-def _tell_end(event: Ended) -> None:
-    tell(f"{event.child.plan.name} (pid {event.child.process.pid}) ended with {event.code}; its last lines:\n{tail(event.child.log)}")
 
 
 def _detach(state: State, argv: list[str]) -> int:

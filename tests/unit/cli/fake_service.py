@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from specdec.errors import Mismatch
 from specdec.runtime.server import Runtime, Service, serve
@@ -25,10 +27,25 @@ async def build(settings: Settings, runtime: Runtime) -> Service:
     if os.environ.get("FAKE_FAIL") == runtime.role:
         raise Mismatch("this fake was told to fail")
     print(f"affinity {sorted(os.sched_getaffinity(0))} nice {os.nice(0)} targets {settings.targets}", file=sys.stderr)
+    role, _, path = os.environ.get("FAKE_DIES", "").partition(":")
+    if role == runtime.role:
+        asyncio.get_running_loop().call_soon(die_when_there, runtime, Path(path))
     return Service(add=lambda server: None)
+
+
+def die_when_there(runtime: Runtime, path: Path) -> None:
+    if path.exists():
+        runtime.fail("this fake was told to die")
+    else:
+        asyncio.get_running_loop().call_later(0.05, die_when_there, runtime, path)
 
 
 if __name__ == "__main__":
     if os.environ.get("FAKE_SLOW") == sys.argv[1]:
         time.sleep(60)
+    if os.environ.get("FAKE_SLOW_AGAIN", "").startswith(f"{sys.argv[1]}:"):
+        here = Path(os.environ["FAKE_SLOW_AGAIN"].partition(":")[2])
+        if here.exists():
+            time.sleep(60)
+        here.touch()
     sys.exit(serve(sys.argv[1], Settings, build))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from specdec.cli import main, supervisor, up
+from specdec.cli import main, restarts, supervisor, up
 
 HERE = Path(__file__).resolve()
 
@@ -16,5 +16,6 @@ def command_line(plan: supervisor.Plan) -> tuple[str, ...]:
 
 if __name__ == "__main__":
     supervisor.Plan.command_line = command_line  # type: ignore[method-assign]
+    restarts.BASE_S, restarts.MOST_ENDS = 0.05, 3
     up.DAEMON = (sys.executable, str(HERE))
     sys.exit(main.main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -118,19 +119,78 @@ os.kill(os.getpid(), 9)
         assert bool(left) is survives
 
 
-def test_a_child_that_ends_later_is_told_and_the_others_go_on(specdec: Run, tmp_path: Path) -> None:
+def until(happened: Callable[[], bool], what: object = "") -> None:
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def told(state: Path) -> str:
+    return (state / "up.log").read_text()
+
+
+def test_a_child_that_ends_is_started_again_where_it_was(specdec: Run, tmp_path: Path) -> None:
     state = tmp_path / "state"
     assert specdec("up", "--detach", "--state", str(state)).returncode == 0
-    target, draft, orchestrator = processes(state)
-    draft.send(signal.SIGKILL)
-    assert pids.wait_gone([draft], 5.0) == []
-    deadline = time.monotonic() + 5
-    while "draft-0 (pid" not in (state / "up.log").read_text() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert "ended with -9" in (state / "up.log").read_text()
+    before, running = entries(state), processes(state)
+    running[1].send(signal.SIGKILL)
+    until(lambda: "draft-0 is back on" in told(state))
+    line = next(line for line in told(state).splitlines() if "ended" in line)
+    assert f"draft-0 (pid {running[1].pid}) ended: killed by SIGKILL; starting it again in 0.0 s (1 of 3 in 300 s)" in line
+    after = entries(state)
+    assert [entry | {"pid": 0} for entry in after] == [entry | {"pid": 0} for entry in before]
+    assert [a["pid"] == b["pid"] for a, b in zip(before, after, strict=True)] == [True, False, True]
+    assert {process.pid for process in State(state).processes()[1]} == {entry["pid"] for entry in after}
+    assert (state / "draft-0.log").read_text().count("affinity") == 2  # what the one before said is still there
+    running += processes(state)
+    assert specdec("down", "--state", str(state)).returncode == 0
+    assert not any(process.alive for process in running)
+
+
+def test_a_child_that_does_not_stay_up_ends_everything(specdec: Run, tmp_path: Path) -> None:
+    state, now = tmp_path / "state", tmp_path / "now"
+    assert specdec("up", "--detach", "--state", str(state), FAKE_DIES=f"draft:{now}").returncode == 0
+    supervisor, children = State(state).processes()
+    now.touch()
+    assert supervisor is not None and pids.wait_gone([supervisor, *children], 30.0) == []
+    assert "ended: exit code 1, draft: this fake was told to die; starting it again in" in told(state)
+    assert "draft-0 ended 3 times within 300 s, the last time: exit code 1" in told(state)
+    assert not (state / "endpoint").exists() and not (state / "processes.json").exists()
+
+
+def test_down_while_a_child_is_being_started_again(specdec: Run, tmp_path: Path) -> None:
+    state, seen, now = tmp_path / "state", tmp_path / "seen", tmp_path / "now"
+    done = specdec("up", "--detach", "--state", str(state), FAKE_DIES=f"draft:{now}", FAKE_SLOW_AGAIN=f"draft:{seen}")
+    assert done.returncode == 0, done.stderr
+    supervisor, first = State(state).processes()
+    now.touch()
+    until(lambda: "starting it again" in told(state))
+    until(lambda: len(entries(state)) == 3 and all(process.alive for process in processes(state)))
+    late = processes(state)
+    assert supervisor is not None
+    assert specdec("down", "--state", str(state)).returncode == 0
+    assert not any(process.alive for process in (supervisor, *first, *late))
+
+
+def test_no_restart(specdec: Run, tmp_path: Path) -> None:
+    state, now = tmp_path / "state", tmp_path / "now"
+    assert specdec("up", "--detach", "--no-restart", "--state", str(state), FAKE_DIES=f"draft:{now}").returncode == 0
+    now.touch()
+    until(lambda: "not started again" in told(state))
+    assert "ended: exit code 1, draft: this fake was told to die" in told(state)
+    target, orchestrator = processes(state)
     assert target.alive and orchestrator.alive
     orchestrator.send(signal.SIGKILL)  # without a front door nothing is left to serve
     assert pids.wait_gone([target], 10.0) == []
+
+
+def test_a_port_in_use_is_told_before_anything_starts(specdec: Run, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = specdec("up", "--port", str(port))
+    assert done.returncode == 2 and f"--port: {port}: Address already in use" in done.stderr and "starting" not in done.stderr
+    assert "0 to 65535" in specdec("up", "--port", "70000").stderr
 
 
 def test_ctrl_c_stops_everything(model: Path) -> None:
