@@ -7,7 +7,7 @@
 Theory. What went wrong and what went right lately are two sums; both are halved every HALF_LIFE_S, so that nothing is held against a
 replica for ever. Trouble weighs by what it costs: a lost connection costs all its sessions a pause and their keys and values, a stall one
 session a wait, a late proposal one round its block. A replica is shut out when the trouble is considerable and more than the good it
-does; the good counts to a limit, so that a replica that does much and is lost every other second is shut out as well.
+does. Lost connections are a third sum that no good outweighs: between two of them a replica may do as much as it likes.
 While half-open it gets one session at a time: the probe shows whether it serves, and no more than that one has to find out.
 
 This is the circuit breaker of Nygard, "Release It!" (2007), with the outlier ejection's growing pauses of Envoy.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 
 HALF_LIFE_S = 5.0
-LIMIT = 8.0  # trouble from which on it is shut out, and most good that is held against it
+LIMIT = 8.0  # trouble from which on it is shut out
 PROBES = 4  # good words of a half-open replica until it is closed
 PROBE_S = 5.0  # a probe that brought neither good nor bad until then makes room for another
 FIRST_PAUSE_S = 1.0
@@ -49,7 +49,7 @@ class Breaker:
 
     def __init__(self, max_pause_s: float, now_s: float) -> None:
         self._max_pause_s, self._summed_s = max_pause_s, now_s
-        self._bad = self._good = 0.0
+        self._lost = self._bad = self._good = 0.0
         self.shut = False  # open or half-open
         self._until_s = self._probe_until_s = 0.0
         self._closed_s = now_s
@@ -75,23 +75,25 @@ class Breaker:
     def good(self, now_s: float) -> bool:
         """A word that was of use. True: the replica is closed with it."""
         self._decay(now_s)
-        self._good = min(LIMIT, self._good + 1.0)
+        self._good += 1.0
         if self.state(now_s) is not State.HALF_OPEN:
             return False
         self._probes += 1
         if self._probes < PROBES:
             return False
-        self.shut, self._bad, self._closed_s = False, 0.0, now_s
+        self.shut, self._lost, self._bad, self._closed_s = False, 0.0, 0.0, now_s
         return True
 
     def bad(self, trouble: Trouble, now_s: float) -> bool:
         """True: it opens with this."""
         self._decay(now_s)
         self._bad += trouble.weight
+        if trouble is Trouble.LOST:
+            self._lost += trouble.weight
         state = self.state(now_s)
         if state is State.OPEN or not self._max_pause_s:
             return False
-        if state is State.CLOSED and (self._bad < LIMIT or self._bad < self._good):
+        if state is State.CLOSED and self._lost < LIMIT and self._bad < max(LIMIT, self._good):
             return False
         calm = state is State.CLOSED and now_s - self._closed_s >= CALM_S
         self.pause_s = min(self._max_pause_s, 2 * self.pause_s if self.pause_s and not calm else FIRST_PAUSE_S)
@@ -105,4 +107,5 @@ class Breaker:
 
     def _decay(self, now_s: float) -> None:
         kept = 0.5 ** (max(0.0, now_s - self._summed_s) / HALF_LIFE_S)
-        self._bad, self._good, self._summed_s = self._bad * kept, self._good * kept, max(self._summed_s, now_s)
+        self._lost, self._bad, self._good = self._lost * kept, self._bad * kept, self._good * kept
+        self._summed_s = max(self._summed_s, now_s)

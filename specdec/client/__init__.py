@@ -8,6 +8,9 @@
     with SyncClient("127.0.0.1:50051") as client:
         print(client.complete("Once upon a time", SamplingParams(max_tokens=64)).text)
 
+    async with FailoverClient(["10.0.0.1:50051", "10.0.0.2:50051"]) as client:  # an answer that breaks off goes on exactly
+        print((await client.complete("Once upon a time", SamplingParams(max_tokens=64))).text)
+
 A prompt is text, token ids, or a chat: a list of {"role", "content"}. Everything else a request may carry is a keyword, see `Options`;
 where the service speaks TLS or asks for a token, `Client(endpoint, Credentials(…))` says what to show;
 the parameters that shape the decisions are in `specdec.terms.SamplingParams`. Failures are raised as specdec.errors. Abandoning the
@@ -28,6 +31,7 @@ from specdec.client.answers import (
 )
 from specdec.client.calls import GENERATE_TIMEOUT_S, UNARY_TIMEOUT_S, Client, SyncClient
 from specdec.client.credentials import Credentials
+from specdec.client.failover import FailoverClient
 from specdec.client.requests import CallOptions, Options, Prompt, generate_request
 
 __all__ = [
@@ -38,6 +42,7 @@ __all__ = [
     "Delta",
     "EffectiveSettings",
     "Event",
+    "FailoverClient",
     "Finished",
     "GENERATE_TIMEOUT_S",
     "Options",

@@ -1,0 +1,118 @@
+"""A client of several orchestrators: an answer that breaks off on one goes on exactly on the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Unpack
+
+from specdec.client.answers import Event
+from specdec.client.calls import GENERATE_TIMEOUT_S, Client
+from specdec.client.requests import Options, Prompt
+from specdec.client.resuming import Resuming
+from specdec.errors import InvalidRequest, Overloaded, Unavailable
+from specdec.terms import SamplingParams
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0  # between two rounds through all endpoints
+
+
+class FailoverClient(Client):
+    """Used as Client is.
+
+        async with FailoverClient(["10.0.0.1:50051", "10.0.0.2:50051"]) as client:
+            answer = await client.complete("Once upon a time", SamplingParams(max_tokens=64))
+
+    An orchestrator that is gone, stops, or has no target left is left for the next; no token is repeated or missing. Events are those of
+    one answer: one Started, one Finished, whose usage counts all tokens and whose statistics are those of the last part. With several
+    answers those that are unfinished go on one after the other. A connection that is silent for 40 s (keepalive) counts as gone.
+
+    `retry_s`: for so long without any news all endpoints are tried again and again; then the last error is raised, Unavailable or
+    Overloaded. `connect` makes the client of one endpoint.
+    """
+
+    def __init__(self, endpoints: Sequence[str], *, retry_s: float = 10.0, connect: Callable[[str], Client] = Client) -> None:
+        if isinstance(endpoints, str) or not endpoints:
+            raise InvalidRequest("endpoints", f"must be a list of host:port with at least one entry, got {endpoints!r}")
+        super().__init__(", ".join(endpoints))
+        self._clients, self._retry_s = [connect(endpoint) for endpoint in endpoints], retry_s
+        self._at = 0  # who answered last
+
+    async def close(self) -> None:
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Until one is. Raises Unavailable."""
+        waits = [asyncio.create_task(client.wait_ready(timeout_s)) for client in self._clients]
+        try:
+            for done in asyncio.as_completed(waits):
+                with contextlib.suppress(Unavailable):
+                    return await done
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        raise Unavailable(f"nobody answers at {self.endpoint} after {timeout_s:g} s; is the service up?")
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        timeout_s: float = GENERATE_TIMEOUT_S,
+        traceparent: str = "",
+        **options: Unpack[Options],
+    ) -> AsyncGenerator[Event]:
+        now = asyncio.get_running_loop().time
+        resuming, until, tries = Resuming(sampling, options), now() + timeout_s, _Tries(self._retry_s, len(self._clients))
+        while not resuming.over:
+            told, (params, rest) = resuming.events, resuming.next()
+            events = self._clients[self._at].generate(prompt, params, timeout_s=max(0.001, until - now()), traceparent=traceparent, **rest)
+            try:
+                async with contextlib.aclosing(events):
+                    async for event in events:
+                        for news in resuming.take(event):
+                            yield news
+            except (Unavailable, Overloaded) as error:
+                if resuming.events > told:
+                    tries.progress()
+                pause_s = tries.failed(error, now())
+                if pause_s is None or now() + pause_s >= until:
+                    for news in resuming.gives_up():
+                        yield news
+                    raise
+                self._at = (self._at + 1) % len(self._clients)
+                await asyncio.sleep(pause_s)
+
+    async def _unary(self, method: str, request: Any) -> Any:
+        for last in (*[False] * (len(self._clients) - 1), True):
+            try:
+                return await self._clients[self._at]._unary(method, request)
+            except Unavailable:
+                self._at = (self._at + 1) % len(self._clients)
+                if last:
+                    raise
+
+
+class _Tries:
+    """How long to go on trying. Pure: time is an argument."""
+
+    def __init__(self, retry_s: float, endpoints: int) -> None:
+        self._retry_s, self._endpoints = retry_s, endpoints
+        self._since_s: float | None = None  # of the first failure in a row
+        self._failed = 0
+
+    def progress(self) -> None:
+        self._since_s, self._failed = None, 0
+
+    def failed(self, error: Unavailable | Overloaded, now_s: float) -> float | None:
+        """Seconds until the next endpoint is tried; None: it is over. Nobody pauses before all were tried once."""
+        self._failed += 1
+        self._since_s = now_s if self._since_s is None else self._since_s
+        rounds = self._failed // self._endpoints
+        if self._failed % self._endpoints:
+            return 0.0
+        pause_s = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2 ** (rounds - 1))
+        if isinstance(error, Overloaded):
+            pause_s = max(pause_s, error.retry_after_ms / 1000)
+        return pause_s if now_s + pause_s < self._since_s + self._retry_s else None
