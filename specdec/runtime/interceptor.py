@@ -1,4 +1,4 @@
-"""The server's one interceptor: trace context in, faults to status, `rpc.server.call.duration` out.
+"""The server's one interceptor: who may call, trace context in, faults to status, `rpc.server.call.duration` out.
 
 Handlers may be async generators or coroutines that call context.write; both come out as what they were. A handler just raises one of
 specdec.errors and the caller gets its status. A defect becomes INTERNAL and a log line. A cancellation that is not the caller's own is
@@ -13,25 +13,41 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from specdec import status
-from specdec.errors import InternalFault, InvalidRequest, SpecdecError
+from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError
+from specdec.runtime.guard import Guard
 from specdec.runtime.telemetry import Telemetry
 from specdec.runtime.trace import current_traceparent, parse
 
 OWN_PREFIX = "/specdec.v1."
+RETRY_MS = 1000
 log = logging.getLogger(__name__)
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Watches our own methods only; health and reflection pass untouched."""
+@dataclass(slots=True)
+class About:
+    """One call. `owner` = whose token came with it."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    method: str
+    traceparent: str
+    owner: str = ""
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Watches our own methods only; health and reflection pass untouched. A caller without a good token is answered before anything of
+    its request is read."""
+
+    def __init__(self, telemetry: Telemetry, most_calls: int | None = None, guard: Guard | None = None) -> None:
+        """`most_calls` at once; more are refused. None = no limit."""
         self._duration = telemetry.histogram("rpc.server.call.duration")
+        self._guard = guard or Guard(telemetry)
+        self._most, self.running = most_calls, 0
 
     async def intercept_service(
         self,
@@ -42,41 +58,51 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None or not method.startswith(OWN_PREFIX):
             return handler
-        sent = next((value for key, value in handler_call_details.invocation_metadata or () if key == "traceparent"), "")
-        header = sent if isinstance(sent, str) and parse(sent) else ""
-        return self._wrapped(handler, method.removeprefix("/"), header)
+        metadata = handler_call_details.invocation_metadata or ()
+        sent = next((value for key, value in metadata if key == "traceparent"), "")
+        about = About(method.removeprefix("/"), sent if isinstance(sent, str) and parse(sent) else "")
+        try:
+            about.owner = self._guard.token_owner(metadata)
+        except SpecdecError as refusal:
+            handler = _refusing(refusal)
+        return self._wrapped(handler, about)
 
-    def _wrapped(self, handler: Any, method: str, header: str) -> grpc.RpcMethodHandler[Any, Any]:
+    def _wrapped(self, handler: Any, about: About) -> grpc.RpcMethodHandler[Any, Any]:
         kind = ("stream" if handler.request_streaming else "unary") + "_" + ("stream" if handler.response_streaming else "unary")
         inner = getattr(handler, kind)
-        outer = self._generator(inner, method, header) if inspect.isasyncgenfunction(inner) else self._coroutine(inner, method, header)
+        outer = self._generator(inner, about) if inspect.isasyncgenfunction(inner) else self._coroutine(inner, about)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         reader = _reader(handler.request_deserializer, handler.request_streaming)
         made: grpc.RpcMethodHandler[Any, Any] = make(outer, reader, handler.response_serializer)
         return made
 
-    def _generator(self, inner: Callable[..., AsyncGenerator[Any]], method: str, header: str) -> Callable[..., AsyncIterator[Any]]:
+    def _generator(self, inner: Callable[..., AsyncGenerator[Any]], about: About) -> Callable[..., AsyncIterator[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             # Closed here and now: an abandoned generator would run its finally blocks whenever the collector likes.
-            async with self._around(context, method, header), contextlib.aclosing(inner(_read(request), context)) as items:
+            async with self._around(context, about), contextlib.aclosing(inner(_read(request), context)) as items:
                 async for item in items:
                     yield item
 
         return call
 
-    def _coroutine(self, inner: Callable[..., Awaitable[Any]], method: str, header: str) -> Callable[..., Awaitable[Any]]:
+    def _coroutine(self, inner: Callable[..., Awaitable[Any]], about: About) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            async with self._around(context, method, header):
+            async with self._around(context, about):
                 return await inner(_read(request), context)
 
         return call
 
     @contextlib.asynccontextmanager
-    async def _around(self, context: grpc.aio.ServicerContext[Any, Any], method: str, header: str) -> AsyncIterator[None]:
-        current_traceparent.set(header)  # the handler runs in a task of its own, so this ends with the call
+    async def _around(self, context: grpc.aio.ServicerContext[Any, Any], about: About) -> AsyncIterator[None]:
+        method = about.method
+        current_traceparent.set(about.traceparent)  # the handler runs in a task of its own, so this ends with the call
         started, code = time.perf_counter(), "OK"
+        self.running += 1
         try:
-            yield
+            if self._most is not None and self.running > self._most:
+                raise Overloaded(f"{self._most} calls run here, the most at once", RETRY_MS)
+            with self._guard.call(context, about.owner):
+                yield
             code = _code(context)
         except GeneratorExit:
             code = "CANCELLED"
@@ -99,8 +125,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 log.exception("%s failed", method)
             await status.abort(context, error)
         finally:
+            self.running -= 1
             labels = {"rpc.system.name": "grpc", "rpc.method": method, "rpc.status_code": code}
             self._duration.record(time.perf_counter() - started, labels)
+
+
+def _refusing(refusal: SpecdecError) -> grpc.RpcMethodHandler[Any, Any]:
+    async def refuse(requests: Any, context: Any) -> None:
+        raise refusal
+
+    return grpc.stream_stream_rpc_method_handler(refuse)  # a stream is read by its handler, and this one does not
 
 
 def _reader(deserialize: Callable[[bytes], Any], streaming: bool) -> Callable[[bytes], Any]:

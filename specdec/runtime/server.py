@@ -8,9 +8,12 @@
         return Service(add=lambda server: add_TargetServiceServicer_to_server(servicer, server), close=servicer.close)
 
 Order of events: signal handlers, sockets (health answers, `liveness` SERVING, everything else NOT_SERVING and calls UNAVAILABLE), build,
-SERVING, the ready line on stdout. SIGTERM or SIGINT: NOT_SERVING, new calls refused, `drain` up to DRAIN_MS (`give_up` after it), running
-calls up to what is left of it, `close`, exit 0. A second signal changes nothing. `liveness` stays SERVING while loading and draining: a
-process that is not ready must not be restarted for it. A failed start or `Runtime.fail` exits 1 after a one-line reason.
+SERVING, the ready line on stdout. SIGTERM or SIGINT: NOT_SERVING and `draining`, PRE_DRAIN_MS in which everything is still taken (whoever
+sends us work hears of it later than we do), new calls refused, `drain` up to DRAIN_MS (`give_up` after it), running calls up to what is
+left of it, `close`, exit 0. A second signal changes nothing. `liveness` stays SERVING while loading and draining: a process that is not
+ready must not be restarted for it. A failed start or `Runtime.fail`, also one in the middle of a drain, exits 1 after a one-line reason.
+
+Health answers on the main port and, with HEALTH_PORT, on a plaintext port of its own that serves nothing else and knows no call limit.
 """
 
 from __future__ import annotations
@@ -24,30 +27,35 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health as health_names
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specdec import status
-from specdec.errors import SpecdecError, Unavailable
+from specdec.errors import EngineFault, SpecdecError, Unavailable
 from specdec.runtime import logs, process
 from specdec.runtime.channels import server_options
+from specdec.runtime.health import LIVENESS, MAX_WATCHERS, READINESS, Health
 from specdec.runtime.interceptor import OWN_PREFIX, CallInterceptor
+from specdec.runtime.listening import Listening, check
 from specdec.runtime.names import GRPC_SERVICES
-from specdec.runtime.settings import CommonSettings, load
+from specdec.runtime.settings import CommonSettings, SettingsError, load
 from specdec.runtime.telemetry import Telemetry
 
-LIVENESS = "liveness"
-ALIVE_POLL_S = 1.0
-MAX_CONCURRENT_CALLS = 4096  # beyond: RESOURCE_EXHAUSTED at once
+ALIVE_POLL_S = 0.25
+MAX_CONCURRENT_CALLS = 4096  # of our own methods; beyond: RESOURCE_EXHAUSTED at once
+SPARE_CALLS = 2 * MAX_WATCHERS  # room for health and reflection beside them
+CALLS_POLL_S = 0.02
+HEALTH_STOP_S = 0.5  # for probes that are being answered when all else is over
 FLUSH_S = 1.0  # for calls to end after `drain` says that the work is done, or `give_up` that it never will be
 ORPHAN_S = 1.0  # a process without a parent drains for nobody
 CLOSE_S = 3.0  # for `close`, after the streams ended
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=CommonSettings)
@@ -62,7 +70,8 @@ class Service:
     drain: Callable[[], Awaitable[None]] | None = None  # returns when running work is done
     give_up: Callable[[], None] | None = None  # `drain` took too long: tells the running calls, which then have FLUSH_S to end
     close: Callable[[], Awaitable[None]] | None = None  # after the last call
-    alive: Callable[[], bool] = lambda: True  # polled every second; False turns `liveness` off
+    alive: Callable[[], bool] = lambda: True  # polled; False turns `liveness` off, EngineFault ends the process
+    ready: Callable[[], bool] = lambda: True  # polled; False turns `readiness` off
 
 
 @dataclass
@@ -72,11 +81,13 @@ class Runtime:
     role: str
     telemetry: Telemetry
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    failed: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
 
     def fail(self, reason: str) -> None:
         """The process cannot go on: drains nothing and exits 1. Call it on the loop."""
         self.reason = self.reason or reason
+        self.failed.set()
         self.stopping.set()
 
 
@@ -88,6 +99,7 @@ def serve(role: str, cls: type[S], build: Build[S]) -> int:
     logs.configure(role)
     try:
         settings = load(cls)
+        check(settings)
         process.prepare(settings)
     except SpecdecError as error:
         print(f"{role}: {error}", file=sys.stderr, flush=True)
@@ -135,37 +147,62 @@ class _Host(Generic[S]):
         os._exit(1)
 
     async def _serve(self, telemetry: Telemetry) -> int:
-        self.methods = _Methods()
-        self.health = health.aio.HealthServicer()
+        try:
+            self.listening = Listening(self.settings, telemetry)
+        except SettingsError as error:
+            return self._failed(str(error))
+        self.methods, self.health = _Methods(), Health()
+        self.health.set(LIVENESS, True)
+        self._set_ready(False)
+        server = self._main_server(telemetry)
+        probes = grpc.aio.server(options=server_options())
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, probes)
+        try:
+            port = self._listen(partial(self.listening.add_port, server), "PORT", self.settings.port)
+            health_port = -1
+            if self.settings.health_port >= 0:
+                health_port = self._listen(probes.add_insecure_port, "HEALTH_PORT", self.settings.health_port)
+        except Unavailable as error:
+            return self._failed(str(error))
+        await server.start()
+        await probes.start()
+        service = await self._build()
+        if service is None:
+            await asyncio.gather(server.stop(0), probes.stop(0))
+            return self._failed(self.runtime.reason) if self.runtime.reason else self._exit_now(telemetry)
+        service.add(self.methods)
+        self.methods.refusal = None
+        self._set_ready(True, service)
+        self._say_ready(port, health_port)
+        watchers = [asyncio.create_task(self._watch(service)), asyncio.create_task(self.listening.watch())]
+        await self.runtime.stopping.wait()
+        await self._stop(server, service)
+        for watcher in watchers:
+            watcher.cancel()
+        await probes.stop(HEALTH_STOP_S)
+        return self._failed(self.runtime.reason) if self.runtime.reason else 0
+
+    def _main_server(self, telemetry: Telemetry) -> grpc.aio.Server:
+        self.interceptor = CallInterceptor(telemetry, MAX_CONCURRENT_CALLS, self.listening.guard)
         server = grpc.aio.server(
-            interceptors=[CallInterceptor(telemetry)],
+            interceptors=[self.interceptor],
             options=server_options(),
-            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
+            maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS + SPARE_CALLS,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         names = GRPC_SERVICES[self.role]
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        if self.settings.reflection:
+            reflection.enable_server_reflection((*names, health_names.SERVICE_NAME, reflection.SERVICE_NAME), server)
         server.add_generic_rpc_handlers((self.methods,))
+        return server
+
+    def _listen(self, add_port: Callable[[str], int], name: str, port: int) -> int:
+        """The port it listens on. Raises Unavailable."""
+        address = f"{self.settings.host}:{port}"
         try:
-            port = server.add_insecure_port(f"{self.settings.host}:{self.settings.port}")
+            return add_port(address)
         except RuntimeError:
-            return self._failed(f"cannot listen on {self.settings.host}:{self.settings.port}; is the port in use?")
-        await server.start()
-        await self.health.set(LIVENESS, SERVING)
-        await self._set_ready(NOT_SERVING)
-        service = await self._build()
-        if service is None:
-            await server.stop(0)
-            return self._failed(self.runtime.reason) if self.runtime.reason else self._exit_now(telemetry)
-        service.add(self.methods)
-        self.methods.open = True
-        await self._set_ready(SERVING)
-        self._say_ready(port)
-        watcher = asyncio.create_task(self._watch_alive(service))
-        await self.runtime.stopping.wait()
-        watcher.cancel()
-        await self._stop(server, service)
-        return self._failed(self.runtime.reason) if self.runtime.reason else 0
+            raise Unavailable(f"cannot listen on {address} (SPECDEC_{name}); is the port in use?") from None
 
     async def _build(self) -> Service | None:
         """The built service; None when a signal came first or the build failed (then `reason` is set)."""
@@ -196,20 +233,21 @@ class _Host(Generic[S]):
     async def _stop(self, server: grpc.aio.Server, service: Service) -> None:
         """Readiness first, so that balancers look away; then work gets its time; then the calls; then what is below them."""
         log.info("stopping")
-        deadline = time.monotonic() + (0 if self.runtime.reason else self.settings.drain_ms / 1000)
-        await self._set_ready(NOT_SERVING)  # not enter_graceful_shutdown: that would turn liveness off as well
+        self._set_ready(False)
         if service.draining is not None:
             service.draining()
-        self.methods.open = False
-        if service.drain is not None and not self.runtime.reason:
-            try:
-                await asyncio.wait_for(service.drain(), max(0.0, deadline - time.monotonic()))
-                deadline = min(deadline, time.monotonic() + FLUSH_S)
-            except TimeoutError:
-                if service.give_up is not None:
-                    service.give_up()
-                    deadline = time.monotonic() + FLUSH_S
-        await server.stop(max(0.0, deadline - time.monotonic()))
+        await self._unless_failed(asyncio.sleep(self.settings.pre_drain_ms / 1000))
+        deadline = time.monotonic() + self.settings.drain_ms / 1000
+        self.methods.refusal = Unavailable("this process is stopping; send the call to another one")
+        if service.drain is not None:
+            drained = await self._unless_failed(service.drain(), self.settings.drain_ms / 1000)
+            if not drained and service.give_up is not None:
+                service.give_up()
+            if drained or service.give_up is not None:
+                deadline = min(deadline, time.monotonic()) + FLUSH_S
+        await self._unless_failed(self._calls_ended(), max(0.0, deadline - time.monotonic()))
+        self.health.end()  # or their calls would be waited for
+        await server.stop(0 if self.runtime.reason else HEALTH_STOP_S)
         if service.close is not None:
             try:
                 await asyncio.wait_for(service.close(), CLOSE_S)
@@ -218,23 +256,46 @@ class _Host(Generic[S]):
             except Exception:
                 log.exception("close failed")
 
-    async def _set_ready(self, state: Any) -> None:
-        for name in ("", *GRPC_SERVICES[self.role]):
-            await self.health.set(name, state)
+    async def _calls_ended(self) -> None:
+        """Calls are refused meanwhile. A server that stops cannot do that: what reaches it is CANCELLED, which nobody understands."""
+        while self.interceptor.running:
+            await asyncio.sleep(CALLS_POLL_S)
 
-    async def _watch_alive(self, service: Service) -> None:
+    async def _unless_failed(self, work: Awaitable[None], timeout_s: float | None = None) -> bool:
+        """Whether the work was done: in time, and before the process failed."""
+        working, failed = asyncio.ensure_future(work), asyncio.create_task(self.runtime.failed.wait())
+        done, _ = await asyncio.wait((working, failed), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in (working, failed):
+            task.cancel()
+        outcome, _ = await asyncio.gather(working, failed, return_exceptions=True)
+        if working in done and isinstance(outcome, Exception):
+            log.error("the end of running work cannot be waited for", exc_info=outcome)
+        return working in done and outcome is None
+
+    def _set_ready(self, serving: bool, service: Service | None = None) -> None:
+        for name in ("", *GRPC_SERVICES[self.role]):
+            self.health.set(name, serving)
+        self.health.set(READINESS, serving and (service is None or service.ready()))
+
+    async def _watch(self, service: Service) -> None:
+        """Asks the service how it is, to the end of the process. Nobody waits for the answer but this task."""
         while True:
             await asyncio.sleep(ALIVE_POLL_S)
             try:
-                state = SERVING if service.alive() else NOT_SERVING
+                self.health.set(LIVENESS, service.alive())
+                self.health.set(READINESS, not self.runtime.stopping.is_set() and service.ready())
+            except EngineFault as error:
+                self.health.set(LIVENESS, False)
+                self.runtime.fail(str(error))
+                return
             except Exception:
                 log.exception("the check for being alive failed")
-                state = NOT_SERVING
-            await self.health.set(LIVENESS, state)
+                self.health.set(LIVENESS, False)
 
-    def _say_ready(self, port: int) -> None:
+    def _say_ready(self, port: int, health_port: int) -> None:
         host, metrics_port = self.settings.host, self.runtime.telemetry.metrics_port
-        print(f"ready role={self.role} host={host} port={port} metrics_port={metrics_port} pid={os.getpid()}", flush=True)
+        line = f"ready role={self.role} host={host} port={port} metrics_port={metrics_port} pid={os.getpid()} health_port={health_port}"
+        print(line, flush=True)
 
     def _failed(self, reason: str) -> int:
         print(f"{self.role}: {reason}", file=sys.stderr, flush=True)
@@ -242,10 +303,10 @@ class _Host(Generic[S]):
 
 
 class _Methods(grpc.GenericRpcHandler):
-    """Our methods, which appear after the server has started. Until then, and while draining, calls get UNAVAILABLE."""
+    """Our methods, which appear after the server has started. Calls get `refusal` while there is one."""
 
     def __init__(self) -> None:
-        self.open = False
+        self.refusal: Unavailable | None = Unavailable("this process is starting; come back when its health says SERVING")
         self._handlers: list[grpc.GenericRpcHandler] = []
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
@@ -255,11 +316,14 @@ class _Methods(grpc.GenericRpcHandler):
         """What generated code calls beside the generic way; the generic handlers are enough."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        if not self.open and handler_call_details.method.startswith(OWN_PREFIX):
-            return grpc.stream_stream_rpc_method_handler(_not_now)
+        if self.refusal is not None and handler_call_details.method.startswith(OWN_PREFIX):
+            return grpc.stream_stream_rpc_method_handler(_refusing(self.refusal))
         found = (handler.service(handler_call_details) for handler in self._handlers)
         return next((method for method in found if method is not None), None)
 
 
-async def _not_now(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await status.abort(context, Unavailable("this process is starting or stopping; try another or come back"))
+def _refusing(refusal: Unavailable) -> Callable[..., Awaitable[None]]:
+    async def refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await status.abort(context, refusal)
+
+    return refuse

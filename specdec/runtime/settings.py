@@ -58,10 +58,14 @@ class CommonSettings:
     host: str = setting("127.0.0.1", doc="address to listen on, for gRPC and metrics")
     port: int = setting(0, low=0, high=65535, doc="gRPC port; 0 = any free one")
     metrics_port: int = setting(0, low=-1, high=65535, doc="Prometheus port; 0 = any free one, -1 = off")
+    health_port: int = setting(-1, low=-1, high=65535, doc="plaintext port for health alone; 0 = any free one, -1 = off")
     log_level: str = setting("info", choices=("debug", "info", "warning", "error"), doc="least severe level that is logged")
     cpu_affinity: tuple[int, ...] = setting((), low=0, high=4095, doc="CPUs this process may use; empty = all")
     nice: int = setting(0, low=0, high=19, doc="how much to lower this process's priority")
     drain_ms: int = setting(10_000, low=0, high=3_600_000, doc="longest wait at SIGTERM for running work, ms")
+    pre_drain_ms: int = setting(
+        300, low=0, high=600_000, doc="how long everything is still taken after SIGTERM, while peers and balancers learn of it, ms"
+    )
     otlp_endpoint: str = setting("", doc="http(s)://host:port of an OpenTelemetry collector for spans; empty = no spans")
     parent_pipe: int = setting(
         -1, low=-1, high=1 << 20, doc="inherited file descriptor; the process ends when it reads end-of-file; -1 = none"

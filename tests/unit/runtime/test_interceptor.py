@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from specdec.runtime.interceptor import CallInterceptor
+from specdec.runtime.interceptor import About, CallInterceptor
 from specdec.runtime.telemetry import Telemetry
 
 
@@ -26,6 +26,6 @@ class Context:
 async def test_a_write_that_fails_is_the_caller_hanging_up(caplog: pytest.LogCaptureFixture) -> None:
     interceptor = CallInterceptor(Telemetry("orchestrator"))
     with caplog.at_level(logging.INFO), pytest.raises(asyncio.CancelledError):
-        async with interceptor._around(Context(), "m", ""):  # type: ignore[arg-type]
+        async with interceptor._around(Context(), About("m", "")):  # type: ignore[arg-type]
             raise grpc.aio.InternalError("Failed execute_batch")
     assert not caplog.records  # no defect, no alarm

@@ -4,99 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from specdec import status
 from specdec.errors import InternalFault, InvalidRequest, SpecdecError, Unavailable
 from specdec.runtime import channels
 from specdec.v1 import draft_pb2, draft_pb2_grpc
+from tests.unit.runtime.shell import NOT_SERVING, SERVING, Process, ask, begun, connected, end_all, health
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
-SERVICE = Path(__file__).with_name("echo_service.py")
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-STARTED: list[Process] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     yield
-    for process in STARTED:
-        process.popen.kill()
-        process.popen.communicate()
-
-
-class Process:
-    def __init__(self, **settings: str) -> None:
-        environment = {**os.environ, **{f"SPECDEC_{name}": value for name, value in settings.items()}}
-        self.popen = subprocess.Popen(
-            [sys.executable, str(SERVICE)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-        STARTED.append(self)
-
-    def ready(self) -> re.Match[str]:
-        assert self.popen.stdout is not None
-        line = self.popen.stdout.readline()
-        match = re.fullmatch(r"ready role=draft host=127\.0\.0\.1 port=(\d+) metrics_port=(-?\d+) pid=(\d+)\n", line)
-        assert match and int(match[3]) == self.popen.pid, line
-        return match
-
-    def end(self) -> tuple[int, str, str]:
-        output, errors = self.popen.communicate(timeout=20)
-        return self.popen.returncode, output, errors
+    end_all()
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[str]:
-    process = Process(DRAIN_MS="500")
+    process = Process(DRAIN_MS="500", PRE_DRAIN_MS="0")
     yield f"127.0.0.1:{process.ready()[1]}"
     process.popen.send_signal(signal.SIGTERM)
     code, output, errors = process.end()
     assert (code, output) == (0, ""), errors
 
 
-@contextlib.asynccontextmanager
-async def connected(endpoint: str) -> AsyncIterator[grpc.aio.Channel]:
-    async with channels.open_channel(endpoint) as channel:
-        yield channel
-
-
-async def health(channel: grpc.aio.Channel, name: str) -> int:
-    reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
-    return int(reply.status)
-
-
-async def ask(channel: grpc.aio.Channel, what: str, header: str = "") -> str:
-    """The echo service does what the orchestrator_id says; the answer names what it saw."""
-    stub: Any = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
-    request = draft_pb2.DraftRequest(orchestrator_id=what)
-    metadata = (("traceparent", header),) if header else ()
-    call = stub.Draft(iter([request]), timeout=10, metadata=metadata)
-    replies = [reply.events[0].refused.reason async for reply in call]
-    return ",".join(replies)
-
-
 async def test_calls_and_names(service: str) -> None:
     async with connected(service) as channel:
         assert await ask(channel, "echo") == "echo"
-        for name in ("", "liveness", "specdec.v1.DraftService"):
+        for name in ("", "liveness", "readiness", "specdec.v1.DraftService"):
             assert await health(channel, name) == SERVING
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         listing = [r async for r in stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5)]
@@ -193,42 +139,51 @@ async def test_while_loading_health_answers_and_calls_are_unavailable() -> None:
         await asyncio.wait_for(channel.channel_ready(), 20)
         assert await health(channel, "liveness") == SERVING
         assert await health(channel, "specdec.v1.DraftService") == NOT_SERVING
+        assert await health(channel, "readiness") == NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ask(channel, "echo")
-        assert isinstance(status.error_from_rpc(caught.value), Unavailable)
+        assert isinstance(status.error_from_rpc(caught.value), Unavailable) and "starting" in str(caught.value.details())
     process.popen.send_signal(signal.SIGTERM)  # F141: also while loading
     began = time.monotonic()
     code, output, _ = process.end()
     assert (code, output) == (0, "") and time.monotonic() - began < 2.0
 
 
-async def test_f142_sigterm_lets_running_streams_finish_and_refuses_new_ones() -> None:
-    process = Process(DRAIN_MS="5000")
-    async with connected(f"127.0.0.1:{process.ready()[1]}") as channel:
+async def test_f142_sigterm_readiness_first_then_refusals_then_the_end() -> None:
+    """F142, F140: what comes while the world learns of it is served, what comes later refused, what runs ends as it would have."""
+    process = Process(DRAIN_MS="5000", PRE_DRAIN_MS="600", HEALTH_PORT="0")
+    ready = process.ready()
+    async with connected(f"127.0.0.1:{ready[1]}") as channel, connected(f"127.0.0.1:{ready[4]}") as probes:
+        assert await health(probes, "readiness") == SERVING
         running = asyncio.ensure_future(ask(channel, "slow"))
-        await asyncio.sleep(0.3)
+        faulty = asyncio.ensure_future(ask(channel, "late-fault"))
+        assert await ask(channel, "echo") == "echo"  # by then those before it have begun
         process.popen.send_signal(signal.SIGTERM)
+        while await health(probes, "readiness") == SERVING:
+            await asyncio.sleep(0.01)
         process.popen.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
+        assert await ask(channel, "echo") == "echo" and await health(probes, "liveness") == SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await ask(channel, "echo")
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert await running == "slow,slow,slow"
-    code, _, _ = await asyncio.to_thread(process.end)
-    assert code == 0
+            while True:
+                await ask(channel, "echo")
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE and "another" in str(caught.value.details())
+        assert not running.done() and await running == "slow,slow,slow"
+        with pytest.raises(grpc.aio.AioRpcError) as fault:
+            await faulty
+        assert fault.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    code, _, errors = await asyncio.to_thread(process.end)
+    assert code == 0 and errors.count("draining ") == 1
 
 
 async def test_a_stream_that_never_ends_is_cut_after_the_drain() -> None:
-    process = Process(DRAIN_MS="400")
+    process = Process(DRAIN_MS="400", PRE_DRAIN_MS="0")
     async with connected(f"127.0.0.1:{process.ready()[1]}") as channel:
-        running = asyncio.ensure_future(ask(channel, "for-ever"))
-        await asyncio.sleep(0.3)
-        began = time.monotonic()
+        running, began = await begun(channel, "for-ever"), time.monotonic()
         process.popen.send_signal(signal.SIGTERM)
         code, _, _ = await asyncio.to_thread(process.end)
         assert code == 0 and 0.3 < time.monotonic() - began < 3.0
         with pytest.raises(grpc.aio.AioRpcError):
-            await running
+            await running.read()
 
 
 def test_f170_fail_ends_the_process_with_a_reason() -> None:
@@ -253,8 +208,9 @@ def test_settings_that_are_wrong() -> None:
 def test_a_port_in_use() -> None:
     first = Process()
     port = first.ready()[1]
-    code, _, errors = Process(PORT=port).end()
-    assert code == 1 and f"draft: cannot listen on 127.0.0.1:{port}" in errors
+    for name in ("PORT", "HEALTH_PORT"):
+        code, _, errors = Process(**{name: port}).end()
+        assert code == 1 and f"draft: cannot listen on 127.0.0.1:{port} (SPECDEC_{name})" in errors
     first.popen.send_signal(signal.SIGINT)
     assert first.end()[0] == 0
 
