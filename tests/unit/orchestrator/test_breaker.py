@@ -167,7 +167,10 @@ def lie(peer: ScriptedPeer, tell: Lie) -> None:
 
     def draft(item: Any) -> list[Any]:
         for proposal in honest(item):
-            peer._listener.heard(peer, tell(proposal, peer.held[item.session_id]))  # type: ignore[arg-type]
+            heard = tell(proposal, peer.held[item.session_id])
+            if any(isinstance(said, terms.Refused) for said in heard.items):
+                del peer.held[item.session_id]
+            peer._listener.heard(peer, heard)  # type: ignore[arg-type]
         return []
 
     peer._draft = draft  # type: ignore[method-assign]
