@@ -14,7 +14,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 
 from orchestrator import events as ev
 from orchestrator.admission import FOREVER_MS
@@ -24,11 +23,14 @@ from orchestrator.control import Desk
 from orchestrator.door import Door
 from orchestrator.generation import Generation
 from orchestrator.handle import Handle, Undelivered
+from orchestrator.handover import Handover
+from orchestrator.live import Live
 from orchestrator.moving import COME_BACK_MS, gone
 from orchestrator.observe import Observer
 from orchestrator.output import Ended
 from orchestrator.pace import Pace
 from orchestrator.peers import TARGET, Heard, Peer
+from orchestrator.places import About
 from orchestrator.pools import Pool, Pools
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.speculation import Speculation
@@ -40,30 +42,13 @@ GOING_AWAY = "the orchestrator is shutting down"
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Live:
-    """A session as the driver knows it."""
-
-    generation: Generation
-    pace: Pace
-    undelivered: Undelivered
-    request_id: str
-    younger: tuple[str, ...] = ()  # sessions that wait until this one has computed their common prompt
-    target: str = ""  # as counted in Pool.places
-    draft: str = ""
-    numerics: str = ""  # of its first target
-    timers: dict[ev.Timer, asyncio.TimerHandle] = field(default_factory=dict)
-    step_sent: float = 0.0  # when the Step left that no answer has come for; 0: none waits, the target goes on by itself
-    answered: float = 0.0  # when the last answer came; 0 once a Step has followed it
-
-
 class Driver:
     """Owns all generations and both pools. Every method runs on the event loop. Implements pools.Home."""
 
     def __init__(self, settings: OrchestratorSettings, vocabulary_fingerprint: bytes, observer: Observer) -> None:
         self.settings, self.observer = settings, observer
         self.orchestrator_id = secrets.token_hex(8)
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._requests = Counter[str]()  # live sessions by request
         self._door = Door(settings, self._turn_away)
         self._events: deque[tuple[str, ev.Event | None]] = deque()  # None = begin
@@ -72,6 +57,7 @@ class Driver:
         self._targets, self._drafts = self.pools.targets, self.pools.drafts
         self._speculation = Speculation(bool(settings.drafts), lambda: self._drafts.serves)
         self._desk = Desk(settings.max_grace_ms, settings.ahead)
+        self._handover = Handover(self.pools, self._live, self.feed, observer.handed_over)
         observer.watch(self)
 
     # --- what a front sees --------------------------------------------------------------------------------------------
@@ -115,7 +101,7 @@ class Driver:
             pace = self._desk.pace(answer, len(self._live) + 1)
             generation = self._generation(answer, pace)
             undelivered = Undelivered(self, answer.session_id, generation.tally, wake, self.settings.max_unread_ms)
-            self._live[answer.session_id] = _Live(generation, pace, undelivered, request_id)
+            self._live[answer.session_id] = Live(generation, pace, undelivered, request_id)
             self._requests[request_id] += 1
         self._live[answers[0].session_id].younger = tuple(answer.session_id for answer in answers[1:])
         handle = Handle([self._live[answer.session_id].undelivered for answer in answers], wake)
@@ -176,7 +162,7 @@ class Driver:
         finally:
             self._working = False
 
-    def _apply(self, session_id: str, live: _Live, event: ev.Event | None) -> None:
+    def _apply(self, session_id: str, live: Live, event: ev.Event | None) -> None:
         """A defect costs its session, not the others, nor the connection or timer that brought the event."""
         try:
             commands = live.generation.begin() if event is None else live.generation.handle(event)
@@ -192,7 +178,7 @@ class Driver:
             if session_id in self._live:
                 self._forget(session_id, live)
 
-    def _count_placement(self, live: _Live) -> None:
+    def _count_placement(self, live: Live) -> None:
         generation = live.generation
         if live.target != generation.target:
             self._targets.places.moved(live.target, generation.target)
@@ -204,7 +190,7 @@ class Driver:
             self._drafts.places.moved(live.draft, generation.drafting.name)
             live.draft = generation.drafting.name
 
-    def _on_target(self, live: _Live) -> None:
+    def _on_target(self, live: Live) -> None:
         """Whether the text of a session that moved is still sure to be the same."""
         info = self._targets.peers[live.target].info
         numerics = info.numerics_fingerprint if info is not None else ""
@@ -214,7 +200,7 @@ class Driver:
 
     # --- commands out -------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, session_id: str, live: _Live, commands: Iterable[ev.Command]) -> None:
+    def _carry_out(self, session_id: str, live: Live, commands: Iterable[ev.Command]) -> None:
         forked = False  # the others of the request start now, from this session's keys and values
         for command in commands:
             match command:
@@ -241,6 +227,7 @@ class Driver:
                     self._stop_timer(live, timer)
                 case ev.Observe():
                     self.observer.later(self.observer.round, command)
+                    self._handover.round(session_id, live, command.outcome)
                     if command.outcome == "miss" and live.generation.drafting.owes:
                         self._drafts.ejection.bad(live.draft, Trouble.LATE)
                 case ev.Count(what, amount):
@@ -269,11 +256,11 @@ class Driver:
                     self._forget(session_id, live)
 
     @staticmethod
-    def _stop_timer(live: _Live, timer: ev.Timer) -> None:
+    def _stop_timer(live: Live, timer: ev.Timer) -> None:
         if (running := live.timers.pop(timer, None)) is not None:
             running.cancel()
 
-    def _forget(self, session_id: str, live: _Live) -> None:
+    def _forget(self, session_id: str, live: Live) -> None:
         for timer in list(live.timers):
             self._stop_timer(live, timer)
         live.pace.moved("")
@@ -295,7 +282,7 @@ class Driver:
             live.undelivered.end(error)
             live.undelivered.cancel()
 
-    def _prefix_ready(self, live: _Live, target: str) -> bool:
+    def _prefix_ready(self, live: Live, target: str) -> bool:
         """Lets the others of the request start, once; those that wait for admission hear of it when they begin. False: there is none."""
         younger, live.younger = live.younger, ()
         for session_id in younger:
@@ -304,10 +291,15 @@ class Driver:
         return bool(younger)
 
     def _place_targets(self) -> None:
-        for session_id, name in self._targets.places.place(lambda session_id: self._live[session_id].numerics):
+        for session_id, name, why in self._targets.places.place(self._about):
+            self.observer.placed(self._targets.name, why)
             self.feed(session_id, ev.TargetPlaced(name))
 
-    def _seek_room(self, session_id: str, live: _Live, full: tuple[str, ...]) -> None:
+    def _about(self, session_id: str) -> About:
+        live = self._live[session_id]
+        return About(live.numerics, live.generation.committed)
+
+    def _seek_room(self, session_id: str, live: Live, full: tuple[str, ...]) -> None:
         """What was decided may go on where it is sure to be the same text; the wait for room ends some time."""
         generation = live.generation
         tokens, begun = len(generation.committed), generation.decided > 0
@@ -315,7 +307,8 @@ class Driver:
             self.feed(session_id, ev.TargetPlaced(name))
 
     def _place_drafts(self) -> None:
-        for session_id, name in self._drafts.places.place():
+        for session_id, name, why in self._drafts.places.place():
+            self.observer.placed(self._drafts.name, why)
             info = self._drafts.peers[name].info
             assert info is not None  # it is connected
             self.feed(session_id, ev.DraftPlaced(name, info.max_num_speculative_tokens))
@@ -351,6 +344,9 @@ class Driver:
             for session_id, live in list(self._live.items()):
                 if live.draft == name:
                     self.feed(session_id, ev.DraftLost(trouble.label, alive=True))
+
+    def drains(self, pool: Pool, name: str) -> None:
+        self._handover.drains(pool, name)
 
     def again(self, pool: str) -> None:
         self.up(self._targets if pool == self._targets.name else self._drafts)

@@ -69,9 +69,11 @@ class TargetPlaced:
 
 @dataclass(frozen=True, slots=True)
 class TargetLost:
-    """The target that held the session is gone, draining or hung."""
+    """The target that held the session is gone or hung; `alive`: or holds it still, and the session is to go on elsewhere before it ends;
+    `reason` is then a word for a metric."""
 
     reason: str
+    alive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

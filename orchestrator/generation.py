@@ -89,6 +89,10 @@ class Generation:
                 self._on_timer(timer)
             case ev.TargetPlaced(target):
                 self._on_target_placed(target)
+            case ev.TargetLost(reason, alive=True):
+                if self.target:
+                    self._leave_target()
+                    self.moving.reason = reason
             case ev.TargetLost():
                 self._on_target_lost()
             case ev.DraftPlaced():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.driver import Driver
 
 RECORD_AFTER_S = 0.002
+MAX_REPLICA_LABELS = 64  # replicas of a pool that a metric names
 
 
 class Observer:
@@ -33,6 +34,8 @@ class Observer:
         self._rejected = telemetry.counter("specdec.proposals.rejected")
         self._replaced = telemetry.counter("specdec.session.replacements")
         self._ejections = telemetry.counter("specdec.pool.ejections")
+        self._placements = telemetry.counter("specdec.session.placements")
+        self._handovers = telemetry.counter("specdec.session.handovers")
         self._duration = telemetry.histogram("specdec.round.duration")
         self._undiscovered = telemetry.counter("specdec.discovery.failures")
 
@@ -53,6 +56,7 @@ class Observer:
         self._telemetry.gauge("specdec.requests.waiting", lambda: driver.waiting)
         self._telemetry.gauge("specdec.spec_enabled", lambda: int(driver.pools.drafts.serves))
         self._telemetry.gauge("specdec.pool.endpoints", lambda: _endpoints(driver))
+        self._telemetry.gauge("specdec.pool.sessions", lambda: _sessions(driver))
 
     def round(self, told: ev.Observe) -> None:
         """A finished round. Every round without a block has a reason; every round that wanted one has an outcome."""
@@ -93,12 +97,32 @@ class Observer:
     def discovery_failed(self, pool: str, kind: str) -> None:
         self._undiscovered.add(1, pool=pool, reason=kind)
 
+    def placed(self, pool: str, why: str) -> None:
+        """A session was given a replica: the one that holds its request's prompt, its beginning, or the less busy one."""
+        self._placements.add(1, pool=pool, reason=why)
+
+    def handed_over(self, pool: str, reason: str) -> None:
+        """A session leaves a replica that serves it still."""
+        self._handovers.add(1, pool=pool, reason=reason)
+
     def ejected(self, pool: str, reason: str) -> None:
         self._ejections.add(1, pool=pool, reason=reason)
 
     def replaced(self, *, equal: bool, reason: str) -> None:
-        """A session moved to a target; of equal numerics, or the text is the same within rounding only. `reason`: target_lost, no_room."""
+        """A session moved to a target; of equal numerics, or the text is the same within rounding only. `reason`: target_lost, no_room,
+        draining."""
         self._replaced.add(1, reason=reason, fingerprint="equal" if equal else "other")
+
+
+def _sessions(driver: Driver) -> list[tuple[float, dict[str, str]]]:
+    """By replica, those that hold the most; the rest together."""
+    readings = []
+    for pool in driver.pools:
+        held = sorted(pool.places.sessions.copy().items(), key=lambda entry: (-entry[1], entry[0]))
+        alone, rest = held[:MAX_REPLICA_LABELS], held[MAX_REPLICA_LABELS:]
+        readings += [(float(count), {"pool": pool.name, "replica": name}) for name, count in alone]
+        readings += [(float(sum(count for _, count in rest)), {"pool": pool.name, "replica": "other"})] if rest else []
+    return readings
 
 
 def _endpoints(driver: Driver) -> list[tuple[float, dict[str, str]]]:

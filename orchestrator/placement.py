@@ -2,6 +2,10 @@
 
 Two random choices, the better one wins (Mitzenmacher 2001, "The power of two choices in randomized load balancing"): near-optimal
 balance without herding onto the one replica that reported the lowest load a moment ago.
+
+Load is the time that a round of one more session would take if rows were served one by one: sessions and waiting rows, times the time of a
+step, stretched as room for keys and values runs out. It is comparable between replicas of different speed. Reports are a quarter of a
+second old, so what we placed since is added.
 """
 
 from __future__ import annotations
@@ -9,22 +13,68 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specdec.terms import DraftLoad, TargetBeat
+
+PREFIX_WORTH = 0.5  # a target that has the whole prompt may have so much more load than the better of two others,
+PREFIX_SESSIONS = 4  # counted as if it had so many more sessions: among idle ones the cache decides
+MOST_FULL = 0.99  # share of the KV room; loads stay finite
+LATE_WEIGHT = 3.0  # a draft that is behind at every commit counts as one with four times the sessions
+STEP_MEMORY = 7 / 8  # of the time of a step, from report to report: what is predicted swings with every prompt
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that may take sessions. `sessions` = placed by us now; `load` = what it reports, 0 = idle, 1 = full; `numerics` = the
-    fingerprint of its arithmetic: equal ones decide the same tokens."""
+    """A replica that may take sessions. `sessions` = placed by us now; `load` in ms; `numerics` = the fingerprint of its arithmetic: equal
+    ones decide the same tokens; `prefix` = tokens of the session's beginning that it has in its cache, most likely; `step_ms` = load of one
+    session more."""
 
     name: str
     sessions: int
     load: float
     numerics: str = ""
+    prefix: int = 0
+    step_ms: float = 1.0
 
 
-def choose(candidates: Sequence[Candidate], avoid: str, random: tuple[float, float], numerics: str = "", prefer: str = "") -> str | None:
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica said last, without what we placed there. Of one that said nothing yet: nothing."""
+
+    step_ms: float = 1.0
+    others: int = 0  # sessions of other orchestrators
+    queued: int = 0
+    full: float = 0.0  # share of the KV room in use,
+    held: int = 0  # by so many sessions
+    late: float = 0.0  # share of commits that found a draft behind
+
+    def heard(self, beat: TargetBeat | DraftLoad, ours: int) -> Report:
+        """`ours` = sessions that we have there when it is heard."""
+        full = beat.kv_used_tokens / beat.kv_total_tokens if beat.kv_total_tokens else 0.0
+        others = max(0, beat.sessions - ours)
+        if isinstance(beat, DraftLoad):
+            return Report(1.0, others, 0, full, beat.sessions, beat.late_share)
+        first = self == Report()
+        step_ms = beat.predicted_step_ms if first else STEP_MEMORY * self.step_ms + (1 - STEP_MEMORY) * beat.predicted_step_ms
+        return Report(max(1.0, step_ms), others, beat.queued, full, beat.sessions)
+
+    def load(self, ours: int) -> float:
+        """ms, with `ours` sessions there by now."""
+        sessions = self.others + ours
+        full = min(MOST_FULL, self.full * sessions / self.held if self.held else self.full)
+        return self.step_ms * (1 + sessions + self.queued) * (1 + LATE_WEIGHT * self.late) / (1 - full)
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    avoid: str,
+    random: tuple[float, float],
+    numerics: str = "",
+    prefer: str = "",
+    tokens: int = 0,
+) -> str | None:
     """The replica to use, None when there is none. `avoid` is taken only when it is the last one; replicas of other `numerics` than the
     session began with only when there is no equal one to take; `prefer`, which holds part of the session's work, before all others that
-    are left, whatever their load. random in [0, 1)."""
+    are left, whatever their load; one that has a part of the session's `tokens`, as long as that is worth its load. random in [0, 1)."""
     fit = [c for c in candidates if c.name != avoid] or list(candidates)
     fit = [c for c in fit if c.numerics == numerics] or fit
     if not fit:
@@ -33,4 +83,14 @@ def choose(candidates: Sequence[Candidate], avoid: str, random: tuple[float, flo
         return prefer
     first = fit[int(random[0] * len(fit))]
     second = fit[int(random[1] * len(fit))]
-    return min(first, second, key=lambda c: (c.load, c.sessions)).name
+    best = min(first, second, key=_busy)
+    worth = [c for c in fit if c.prefix and c.load - best.load <= _worth(c, tokens) * (best.load + PREFIX_SESSIONS * c.step_ms)]
+    return min(worth, key=lambda c: (-c.prefix, *_busy(c)), default=best).name
+
+
+def _worth(candidate: Candidate, tokens: int) -> float:
+    return PREFIX_WORTH * candidate.prefix / max(tokens, candidate.prefix)
+
+
+def _busy(candidate: Candidate) -> tuple[float, int]:
+    return candidate.load, candidate.sessions

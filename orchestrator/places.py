@@ -1,14 +1,27 @@
-"""Which replica of a pool holds which session, as far as we placed them, and which sessions want one. Plain state; the driver tells the
-generations what comes of it."""
+"""Which replica of a pool holds which session, as far as we placed them, how busy each is, and which sessions want one. Plain state; the
+driver tells the generations what comes of it."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.peers import Peer
-from orchestrator.placement import Candidate, choose
+from orchestrator.placement import Candidate, Report, choose
+from orchestrator.prefixes import PrefixIndex
+
+LIGHTER = 0.5  # share of the load that makes moving a hungry session worth a prompt's work
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a session's place depends on: the fingerprint of its first replica and, where caches count, its tokens."""
+
+    numerics: str = ""
+    tokens: Sequence[int] = ()
 
 
 class Places:
@@ -19,6 +32,8 @@ class Places:
         self._eligible, self._vacated, self._took = eligible, vacated, took
         self.sessions = Counter[str]()  # by replica, those that hold some
         self._wants: dict[str, tuple[str, str]] = {}  # session -> replica to avoid, replica to prefer
+        self._reports: dict[str, Report] = {}
+        self._prefixes = PrefixIndex()
 
     @property
     def wanted(self) -> int:
@@ -42,18 +57,30 @@ class Places:
                 del self.sessions[old]
                 self._vacated(old)
 
-    def place(self, numerics: Callable[[str], str] = lambda session_id: "") -> Iterator[tuple[str, str]]:
-        """Gives every session that wants a replica the name of one, if there is any. `numerics` of a session = fingerprint of its first
-        replica. What the caller does about one session may end others, place them, or make them want again."""
+    def heard(self, name: str, beat: Any) -> None:
+        """A load report."""
+        self._reports[name] = self._report(name).heard(beat, self.sessions[name])
+
+    def gone(self, name: str) -> None:
+        """What it said of itself is of the past."""
+        self._reports.pop(name, None)
+
+    def place(self, about: Callable[[str], About] = lambda session_id: About()) -> Iterator[tuple[str, str, str]]:
+        """Gives every session that wants a replica one, if there is any: session, replica, why (prefer, prefix, load). What the caller does
+        about one session may end others, place them, or make them want again."""
         for session_id, (avoid, prefer) in list(self._wants.items()):
             if session_id not in self._wants:
                 continue
-            name = choose(self._candidates(), avoid, (random.random(), random.random()), numerics(session_id), prefer)
+            what = about(session_id)
+            candidates = {c.name: c for c in self._candidates(what.tokens)}
+            draws = random.random(), random.random()
+            name = choose(list(candidates.values()), avoid, draws, what.numerics, prefer, len(what.tokens))
             if name is None:
                 return
             del self._wants[session_id]
+            self._note(name, what.tokens)
             self._took(name)
-            yield session_id, name
+            yield session_id, name, "prefer" if name == prefer else "prefix" if candidates[name].prefix else "load"
 
     def elsewhere(self, full: Sequence[str], tokens: int, numerics: str, equal: bool) -> str | None:
         """A replica other than those in `full` that reports room for so many tokens, None when there is none. `equal`: of equal numerics,
@@ -62,19 +89,37 @@ class Places:
         fit = [c for c in self._candidates() if c.name in room and c.name not in full and not (equal and c.numerics != numerics)]
         return choose(fit, "", (random.random(), random.random()), numerics)
 
-    def _candidates(self) -> list[Candidate]:
+    def lighter(self, name: str) -> bool:
+        """Whether another replica that takes sessions has far less to do."""
+        most = LIGHTER * self._report(name).load(self.sessions[name] - 1)
+        return any(peer.name != name and self._load(peer.name) <= most for peer in self._eligible())
+
+    def _candidates(self, tokens: Sequence[int] = ()) -> list[Candidate]:
+        holders = self._prefixes.holders(tokens)
         return [
-            Candidate(peer.name, self.sessions[peer.name], _load(peer), peer.info.numerics_fingerprint if peer.info is not None else "")
+            Candidate(
+                peer.name,
+                self.sessions[peer.name],
+                self._load(peer.name),
+                peer.info.numerics_fingerprint if peer.info is not None else "",
+                holders.get(peer.info.boot_id, 0) if peer.info is not None else 0,
+                self._report(peer.name).step_ms,
+            )
             for peer in self._eligible()
         ]
+
+    def _note(self, name: str, tokens: Sequence[int]) -> None:
+        info = next((peer.info for peer in self._eligible() if peer.name == name), None) if tokens else None
+        if info is not None:
+            self._prefixes.took(tokens, info.boot_id)
+
+    def _report(self, name: str) -> Report:
+        return self._reports.get(name, Report())
+
+    def _load(self, name: str) -> float:
+        return self._report(name).load(self.sessions[name])
 
 
 def _free(peer: Peer) -> int:
     """Tokens there is room for, by its last report."""
     return int(peer.beat.kv_total_tokens - peer.beat.kv_used_tokens)
-
-
-def _load(peer: Peer) -> float:
-    """What the peer last reported, 0 = idle, 1 = full."""
-    beat = peer.beat
-    return beat.kv_used_tokens / beat.kv_total_tokens if beat is not None and beat.kv_total_tokens else 0.0

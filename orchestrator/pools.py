@@ -47,6 +47,9 @@ class Home(Protocol):
     def lost(self, pool: Pool, name: str, reason: str) -> None:
         """What the replica `name` held is gone."""
 
+    def drains(self, pool: Pool, name: str) -> None:
+        """The replica `name` will end its streams soon. Told with every beat until then."""
+
     def ejected(self, pool: str, name: str, trouble: Trouble) -> None:
         """The replica `name` gets no sessions for a while. Those it holds go on there unless somebody moves them."""
 
@@ -68,6 +71,7 @@ class Pool:
         self._dialect, self._orchestrator_id, self._listener = dialect, orchestrator_id, listener
         self._uids: dict[str, str] = {}
         self._leaving: set[str] = set()
+        self.draining: set[str] = set()  # connected ones that said so
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._running = self._crowded = False
@@ -82,7 +86,7 @@ class Pool:
 
     def eligible(self) -> list[Peer]:
         """Those that may take a session now. Where all targets are shut out any is better than none; without a draft there is a way."""
-        there = [peer for peer in self if peer.connected and peer.name not in self._leaving]
+        there = [peer for peer in self if peer.connected and peer.name not in self._leaving and peer.name not in self.draining]
         fit = [peer for peer in there if self.ejection.allows(peer.name)]
         return fit or (there if self._dialect is TARGET else [])
 
@@ -95,6 +99,21 @@ class Pool:
         """Queues an item for a replica. One that is gone needs none."""
         if (peer := self.peers.get(name)) is not None:
             peer.send(item)
+
+    def heard(self, name: str, beat: Any) -> bool:
+        """A load report. Whether the replica drains."""
+        self.places.heard(name, beat)
+        if beat.draining and name not in self.draining:
+            self.draining.add(name)
+            log.info("peer drains", extra={"pool": self.name, "peer": name})
+        return name in self.draining
+
+    def fell(self, name: str) -> None:
+        """Its connection ended. One that drained had said so."""
+        if name not in self.draining:
+            self.ejection.bad(name, Trouble.LOST)
+        self.draining.discard(name)
+        self.places.gone(name)
 
     # --- membership ---------------------------------------------------------------------------------------------------
 
@@ -153,6 +172,8 @@ class Pool:
     def _end(self, name: str) -> None:
         peer, task = self.peers.pop(name), self._tasks.pop(name, None)
         self.ejection.forget(name)
+        self.places.gone(name)
+        self.draining.discard(name)
         self._leaving.discard(name)
         del self._uids[name]
         log.info("peer removed", extra={"pool": self.name, "peer": name})
@@ -267,13 +288,16 @@ class Pools:
             log.warning("the targets compute differently: an answer that moves between them may differ within rounding")
 
     def heard(self, peer: Peer, heard: Heard) -> None:
-        if self._of(peer) is not None:
-            self._home.heard(peer, heard)
+        if (pool := self._of(peer)) is None:
+            return
+        if heard.beat is not None and pool.heard(peer.name, heard.beat):
+            self._home.drains(pool, peer.name)
+        self._home.heard(peer, heard)
 
     def down(self, peer: Peer, reason: str) -> None:
         if (pool := self._of(peer)) is not None:
             log.warning("peer down", extra={"pool": pool.name, "peer": peer.name, "reason": reason})
-            pool.ejection.bad(peer.name, Trouble.LOST)
+            pool.fell(peer.name)
             self._home.lost(pool, peer.name, reason)
 
     def trouble(self, peer: Peer, reason: str) -> None:

@@ -1,7 +1,7 @@
 """The metrics that exist, in one table: kind, unit, description, label keys, buckets. Knows no SDK.
 
 Every label has a small closed set of values: outcomes, reasons, phases, states, pools, positions up to the block length, our own gRPC
-methods. Sessions, requests, addresses and token ids never become labels. Names, units and histograms of `gen_ai.*` and `rpc.*` follow
+methods. Sessions, requests and token ids never become labels; replicas do in one gauge, with a named maximum. Names, units and histograms of `gen_ai.*` and `rpc.*` follow
 OpenTelemetry's semantic conventions; buckets are extended below 10 ms, where tokens of this system live.
 """
 
@@ -90,6 +90,11 @@ METRICS: dict[str, Metric] = {
     ),
     "specdec.pool.ejections": _counter("{ejection}", "Times a replica was shut out for a while, by why.", "pool", "reason"),
     "specdec.spec_enabled": _gauge("1", "1 while a draft can be used, 0 while targets decide alone."),
+    "specdec.pool.sessions": _gauge("{session}", "Sessions placed by this orchestrator, by replica.", "pool", "replica"),
+    "specdec.session.placements": _counter(
+        "{session}", "Replicas given to sessions, by why: prefer (its prompt is there), prefix (its beginning is), load.", "pool", "reason"
+    ),
+    "specdec.session.handovers": _counter("{session}", "Sessions that left a replica alive: draining, hungry.", "pool", "reason"),
     "specdec.session.replacements": _counter("{session}", "Sessions moved to another replica.", "reason", "fingerprint"),
     "gen_ai.server.request.duration": _histogram("s", "Time of a generation.", SECONDS, *_GEN_AI, "error.type"),
     "gen_ai.server.time_to_first_token": _histogram("s", "Time to the first token.", SECONDS, *_GEN_AI),

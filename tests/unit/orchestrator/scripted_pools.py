@@ -48,9 +48,9 @@ def answer_of(prompt: Sequence[int], count: int, seed: int = SEED) -> list[int]:
 class ScriptedPeer:
     """Takes Peer's place in a driver."""
 
-    def __init__(self, name: str, dialect: Dialect, orchestrator_id: str, listener: Listener) -> None:
+    def __init__(self, name: str, dialect: Dialect, orchestrator_id: str, listener: Listener, dialler: object = None) -> None:
         self.name, self.dialect, self._listener = name, dialect, listener
-        self.info: terms.ModelInfo | None = model_info(VOCAB, window=10_000)
+        self.info: terms.ModelInfo | None = model_info(VOCAB, window=10_000, boot_id=f"boot of {name}")
         self.beat: Any = None
         self.connected = False
         self.held: dict[str, list[int]] = {}

@@ -1,0 +1,28 @@
+"""A session as the driver knows it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from orchestrator import events as ev
+from orchestrator.generation import Generation
+from orchestrator.handle import Undelivered
+from orchestrator.hunger import Hunger
+from orchestrator.pace import Pace
+
+
+@dataclass(slots=True)
+class Live:
+    generation: Generation
+    pace: Pace
+    undelivered: Undelivered
+    request_id: str
+    younger: tuple[str, ...] = ()  # sessions that wait until this one has computed their common prompt
+    target: str = ""  # as counted in Pool.places
+    draft: str = ""
+    numerics: str = ""  # of its first target
+    timers: dict[ev.Timer, asyncio.TimerHandle] = field(default_factory=dict)
+    step_sent: float = 0.0  # when the Step left that no answer has come for; 0: none waits, the target goes on by itself
+    answered: float = 0.0  # when the last answer came; 0 once a Step has followed it
+    hunger: Hunger = field(default_factory=Hunger)
