@@ -11,7 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from specdec.ranking import FEW, NEAR, Floats, Places, ahead, best
+from specdec.ranking import FEW, NEAR, Floats, Places, ahead, best, best_possible
 from specdec.terms import SamplingParams
 
 _MASS_UNIT = 2.0**34
@@ -33,10 +33,7 @@ def kept(scores: Floats, params: SamplingParams) -> Places | None:
     """Ascending places of `scores` [n] that stay; None = all that are not -inf."""
     places: Places | None = None
     if 0 < params.top_k < len(scores):
-        if np.count_nonzero(scores > -math.inf) > params.top_k:
-            places = best(scores, None, params.top_k, -NEAR)
-        else:
-            places = np.flatnonzero(scores > -math.inf)
+        places = best_possible(scores, params.top_k, -NEAR)
     if params.top_p < 1.0:
         values = scores if places is None else scores[places]
         masses = mass(values)

@@ -75,6 +75,15 @@ def best(values: Floats, weights: Floats | None, target: int, guess: float = -ma
     return _best(values, weights, target)
 
 
+def best_possible(values: Floats, count: int, guess: float = -math.inf) -> Places:
+    """Ascending places of the `count` >= 1 largest values [n] above -inf, among equals the first; all that are, where there are no more."""
+    if count <= FEW and (border := reached(values, count)) > -math.inf:
+        places = np.flatnonzero(values >= border)
+        return places[_best(values[places], None, count)]
+    possible = values > -math.inf
+    return best(values, None, count, guess) if np.count_nonzero(possible) > count else np.flatnonzero(possible)
+
+
 def leaders(values: Floats, count: int) -> Places:
     """Places of the `count` >= 1 largest values [n], largest first; among equals the first come first. All when there are no more."""
     places = np.flatnonzero(values >= reached(values, count))

@@ -110,6 +110,7 @@ class Sampler:
         self.width = len(self.ids)
         self._stops = self._columns_of(self.stop_ids)
         self._legal = self._legal_columns()
+        self._few_legal = self._legal is not None and np.count_nonzero(self._legal) <= FEW
         if columns is None:
             self._require_a_choice()
         self._bias_columns = self._columns_of(params.logit_bias)
@@ -263,7 +264,7 @@ class Sampler:
 
     def _few(self, scores: Floats) -> Columns | None:
         """Columns that may be chosen at all, where bans or a grammar leave few; else None."""
-        if self._legal is None and self.constraint is None:
+        if self.constraint is None and not self._few_legal:
             return None
         possible = scores > -math.inf
         return np.flatnonzero(possible) if np.count_nonzero(possible) <= FEW else None

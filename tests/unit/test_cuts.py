@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec.cuts import Walk, kept, mass
-from specdec.ranking import ahead, best
+from specdec.ranking import ahead, best, best_possible
 from specdec.sampling import Sampler
 from specdec.terms import SamplingParams
 
@@ -53,6 +53,18 @@ def test_a_walk_counts_top_k_exactly(top_k):
         inside = set(kept(scores, params).tolist())
         for place in np.argsort(-scores, kind="stable")[top_k - 3 : top_k + 3].tolist():
             assert Walk(scores, params).ends_at(place) == (place in inside)
+
+
+@pytest.mark.parametrize("impossible", [0.0, 0.5, 0.97, 0.999])
+def test_the_best_of_what_is_possible_however_little_that_is(impossible):
+    draw = np.random.default_rng(4)
+    for scores in rows():
+        values = np.where(draw.random(len(scores)) < impossible, -np.inf, scores).astype(scores.dtype)
+        values[draw.integers(len(values))] = 0.0
+        possible = int(np.count_nonzero(values > -np.inf))
+        for count in {1, 2, 50, 512, 513, 600, max(1, possible - 1), possible, possible + 1} & set(range(1, len(values) + 1)):
+            expected = np.sort(np.argsort(-values, kind="stable")[: min(count, possible)])
+            assert best_possible(values, count, -11.0).tolist() == expected.tolist(), (len(values), count, possible)
 
 
 @pytest.mark.parametrize("min_p", [0.0, 1e-3])
