@@ -58,8 +58,8 @@ class RequestMeter:
             share = (now - self._last[index]) / count
         else:
             count -= 1
-        for _ in range(count):
-            self._meters.per_token.record(share, self._labels)
+        if count:
+            self._meters.per_token.record(share, self._labels, times=count)
         self._last[index] = now
 
     def text(self, began: float) -> None:

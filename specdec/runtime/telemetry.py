@@ -1,4 +1,5 @@
-"""The telemetry seam: typed handles for the metrics of metrics.py, spans, and the Prometheus port. The only importer of the OTel SDK.
+"""The telemetry seam: typed handles for the metrics of metrics.py (instruments.py), spans, and the Prometheus port. The only importer of
+the OTel SDK.
 
     telemetry = Telemetry("target", host="127.0.0.1", metrics_port=0)
     rounds = telemetry.counter("specdec.draft.rounds");  rounds.add(1)
@@ -12,14 +13,12 @@ instances in one process do not meet. `close` returns within CLOSE_S seconds wha
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 from wsgiref.simple_server import WSGIServer
 
 from opentelemetry import trace
-from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -28,6 +27,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from specdec.runtime import otlp
 from specdec.runtime import trace as w3c
+from specdec.runtime.instruments import Counter, Gauge, Histogram, Instruments, LabelValue, Reading
 from specdec.runtime.metrics import METRICS, Kind, Metric
 
 CLOSE_S = 4.0
@@ -35,33 +35,6 @@ SPAN_QUEUE = 2048  # spans waiting for export; more are dropped
 SPAN_BATCH = 256
 SPAN_DELAY_MS = 1000
 MAX_EVENTS_PER_SPAN = 128
-
-Reading = float | Iterable[tuple[float, Mapping[str, str]]]
-LabelValue = str | int | bool
-
-
-class Counter:
-    """Only grows."""
-
-    __slots__ = ("_add", "_labels")
-
-    def __init__(self, add: Callable[..., None], labels: frozenset[str]) -> None:
-        self._add, self._labels = add, labels
-
-    def add(self, amount: float = 1, labels: Mapping[str, LabelValue] | None = None, **more: LabelValue) -> None:
-        self._add(amount, _checked(self._labels, labels, more))
-
-
-class Histogram:
-    """A distribution, in the unit of the table (seconds, not milliseconds)."""
-
-    __slots__ = ("_labels", "_record")
-
-    def __init__(self, record: Callable[..., None], labels: frozenset[str]) -> None:
-        self._record, self._labels = record, labels
-
-    def record(self, value: float, labels: Mapping[str, LabelValue] | None = None, **more: LabelValue) -> None:
-        self._record(value, _checked(self._labels, labels, more))
 
 
 class Span:
@@ -100,15 +73,12 @@ class Telemetry:
         resource = Resource.create({"service.name": f"specdec-{role}"})
         self.metrics_port = -1
         self._http: WSGIServer | None = None
-        self._instruments: dict[str, Any] = {}
-        readers = []
+        self._instruments = Instruments({**_strings(resource.attributes), "service_instance_id": str(uuid.uuid4())})
         if metrics_port >= 0:
             registry = CollectorRegistry()
-            readers.append(PrometheusMetricReader(scope_info_enabled=False, registry=registry))
+            registry.register(self._instruments)
             self._http, _ = start_http_server(metrics_port, host, registry)
             self.metrics_port = self._http.server_port
-        self._meters = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
-        self._meter = self._meters.get_meter("specdec")
         self._tracers: TracerProvider | None = None
         if otlp_endpoint:
             self._tracers = TracerProvider(ParentBased(ALWAYS_ON), resource, shutdown_on_exit=False)
@@ -116,38 +86,23 @@ class Telemetry:
 
     def counter(self, name: str) -> Counter:
         metric = _metric(name, Kind.COUNTER)
-        make = self._meter.create_counter
-        return Counter(self._once(name, lambda: make(name, metric.unit, metric.description)).add, frozenset(metric.labels))
+        return cast(Counter, self._instruments.once(name, lambda: Counter(name, metric)))
 
     def level(self, name: str) -> Counter:
         """A level moved by add(1) and add(-1)."""
         metric = _metric(name, Kind.UP_DOWN)
-        make = self._meter.create_up_down_counter
-        return Counter(self._once(name, lambda: make(name, metric.unit, metric.description)).add, frozenset(metric.labels))
+        return cast(Counter, self._instruments.once(name, lambda: Counter(name, metric)))
 
     def histogram(self, name: str) -> Histogram:
         metric = _metric(name, Kind.HISTOGRAM)
-
-        def make() -> Any:
-            buckets = list(metric.buckets)
-            return self._meter.create_histogram(name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=buckets)
-
-        return Histogram(self._once(name, make).record, frozenset(metric.labels))
+        return cast(Histogram, self._instruments.once(name, lambda: Histogram(name, metric)))
 
     def gauge(self, name: str, read: Callable[[], Reading]) -> None:
         """`read` runs on the scraper's thread: it may look at plain attributes, and must not wait."""
         metric = _metric(name, Kind.GAUGE)
-        allowed = frozenset(metric.labels)
-
-        def observe(options: CallbackOptions) -> Iterable[Observation]:
-            reading = read()
-            if isinstance(reading, int | float):
-                return [Observation(reading)]
-            return [Observation(value, _checked(allowed, labels, {})) for value, labels in reading]
-
         if name in self._instruments:
             raise ValueError(f"gauge {name} has a reader already")
-        self._once(name, lambda: self._meter.create_observable_gauge(name, [observe], metric.unit, metric.description))
+        self._instruments.once(name, lambda: Gauge(name, metric, read))
 
     def span(
         self, name: str, traceparent: str = "", *, links: Sequence[str] = (), kind: str = "internal", **attributes: LabelValue | float
@@ -174,17 +129,11 @@ class Telemetry:
         worker.join(CLOSE_S)
 
     def _close(self) -> None:
-        self._meters.shutdown(timeout_millis=1000)
         if self._http is not None:
             self._http.shutdown()
             self._http.server_close()
         if self._tracers is not None:
             self._tracers.shutdown()
-
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._instruments:
-            self._instruments[name] = make()
-        return self._instruments[name]
 
 
 class _JsonExporter(SpanExporter):
@@ -220,8 +169,5 @@ def _metric(name: str, kind: Kind) -> Metric:
     return metric
 
 
-def _checked(allowed: frozenset[str], labels: Mapping[str, LabelValue] | None, more: Mapping[str, LabelValue]) -> Mapping[str, LabelValue]:
-    merged = {**labels, **more} if labels else more
-    if not merged.keys() <= allowed:
-        raise ValueError(f"labels {sorted(merged.keys() - allowed)} are not in the table: {sorted(allowed)}")
-    return merged
+def _strings(attributes: Mapping[str, object]) -> dict[str, str]:
+    return {name.replace(".", "_"): str(value) for name, value in attributes.items()}
