@@ -19,8 +19,9 @@ class TooMany(OSError):
 
 
 class Lookups:
-    def __init__(self, resolve: Resolve = socket.getaddrinfo) -> None:
-        self._resolve = resolve
+    def __init__(self, resolve: Resolve | None = None) -> None:
+        """None = the operating system's."""
+        self._resolve = resolve or socket.getaddrinfo
         self._threads = threading.BoundedSemaphore(MAX_RUNNING)
 
     async def records(self, host: str, port: int, timeout_s: float) -> list[str]:

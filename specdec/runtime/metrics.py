@@ -1,8 +1,9 @@
 """The metrics that exist, in one table: kind, unit, description, label keys, buckets. Knows no SDK.
 
 Every label has a small closed set of values: outcomes, reasons, phases, states, pools, positions up to the block length, our own gRPC
-methods. Sessions, requests and token ids never become labels; replicas do in one gauge, with a named maximum. Names, units and histograms of `gen_ai.*` and `rpc.*` follow
-OpenTelemetry's semantic conventions; buckets are extended below 10 ms, where tokens of this system live.
+methods. Sessions, requests and token ids never become labels; addresses do in one gauge only, up to a named maximum. Names, units and
+histograms of `gen_ai.*` and `rpc.*` follow OpenTelemetry's semantic conventions; buckets are extended below 10 ms, where tokens of this
+system live.
 """
 
 from __future__ import annotations
