@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -282,7 +283,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
     draft = HostileDraft(vocabulary(model))
     async with draft.serving() as endpoint:
         with contextlib.ExitStack() as cleanup:
-            settings = {"DRAFTS": endpoint, "MAX_GRACE_MS": "20"}
+            settings = {"DRAFTS": endpoint, "MAX_GRACE_MS": "20", "MAX_EJECTION_MS": "0"}  # whatever it says, it is listened to
             stack = await asyncio.to_thread(cleanup.enter_context, running(model, None, target=FLOAT64, orchestrator=settings))
             scene = Scene(stack, draft, {})
             for temperature in (0.0, 1.0):
@@ -372,6 +373,28 @@ async def test_F51_silence(connected: Scene) -> None:
     await connected.check_coupled()
     assert time.monotonic() - begun < 5
     connected.healthy()
+
+
+async def test_F51_F82_a_liar_is_shut_out(connected: Scene) -> None:
+    """The targets go on alone; a counter, a gauge and one log line say so, and one session at a time sees whether it has mended."""
+    connected.draft.behave = LIES["-1"].tell
+    more = {"DRAFTS": connected.stack.orchestrator_settings["DRAFTS"], "MAX_EJECTION_MS": "1000"}
+    orchestrator = await asyncio.to_thread(lambda: connected.stack.add_orchestrator(**more))
+    asks = connected.asks(1.0) * 2
+    for mine, want in zip(await gather_answers(orchestrator.endpoint, asks), connected.reference[1.0] * 2, strict=True):
+        same(mine, want)
+    assert orchestrator.metric("specdec_spec_enabled") == 0
+    assert orchestrator.metrics()['specdec_pool_ejections_total{pool="draft",reason="malformed"}'] >= 1
+    assert "replica is shut out for a while" in orchestrator.log.read_text()
+    connected.draft.behave, deadline = honest, time.monotonic() + 20
+    connected.draft.truths = {
+        tuple(ask.prompt): (*ask.prompt, *r.token_ids) for ask, r in zip(asks, connected.reference[1.0], strict=False)
+    }
+    while not orchestrator.metric("specdec_spec_enabled"):
+        assert time.monotonic() < deadline
+        await gather_answers(orchestrator.endpoint, asks[:1])
+    assert (await gather_answers(orchestrator.endpoint, asks[:1]))[0].finished.speculative.num_accepted_draft_tokens > 0
+    await asyncio.to_thread(orchestrator.kill, signal.SIGTERM)
 
 
 async def test_F51_another_vocabulary(connected: Scene) -> None:
