@@ -42,6 +42,7 @@ WALLS = (
             "specdec.wire",
             "specdec.status",
             "specdec.client",
+            "specdec.bench.sim",
             "draft_service.servicer",
             "target_service.servicer",
             "orchestrator.peers",

@@ -25,8 +25,8 @@ class Recorded:
         recorded = self.values
 
         class Histogram:
-            def record(self, value: float, labels: dict[str, Any] | None = None, **more: Any) -> None:
-                recorded[name].append((value, {**(labels or {}), **more}))
+            def record(self, value: float, labels: dict[str, Any] | None = None, times: int = 1, **more: Any) -> None:
+                recorded[name] += [(value, {**(labels or {}), **more})] * times
 
             def add(self, value: float, **labels: Any) -> None:
                 self.record(value, labels)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from specdec.bench.sim_http2 import Connection
-from specdec.bench.sim_path import Path, Paths
+from specdec.bench.sim.http2 import Connection
+from specdec.bench.sim.path import Path, Paths
 from specdec.simulation import FIRST_ID
 from specdec.v1 import generation_pb2 as pb
 

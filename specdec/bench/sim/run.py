@@ -21,17 +21,23 @@ from typing import Any
 
 import uvloop
 
-from specdec.bench import sim_folder
-from specdec.bench.sim_load import Seen, Slot, Wish, connect
-from specdec.bench.sim_path import Paths
-from specdec.bench.sim_pools import Counts, Draft, Target, Wheel, beats
+from specdec.bench.sim import folder as sim_folder
+from specdec.bench.sim.load import Seen, Slot, Wish, connect
+from specdec.bench.sim.path import Paths
+from specdec.bench.sim.pools import Counts, Draft, Target, Wheel, beats
 from specdec.bench.system import Models, Service, Services
 from specdec.errors import InvalidRequest, Unavailable
-from specdec.runtime.settings import inherited
 from specdec.simulation import Simulation
 from specdec.terms import ModelInfo
 
-BOUNDS = {"targets": (1, 64), "drafts": (0, 64), "sessions": (1, 10_000), "orchestrators": (1, 16), "block": (0, 16), "tokens": (2, 100_000)}
+BOUNDS = {
+    "targets": (1, 64),
+    "drafts": (0, 64),
+    "sessions": (1, 10_000),
+    "orchestrators": (1, 16),
+    "block": (0, 16),
+    "tokens": (2, 100_000),
+}
 WARM_S = 2.0
 START_S = 20.0  # until every session has had its first tokens
 STAGGER_S = 1.0
@@ -115,9 +121,7 @@ async def _run(wanted: Scenario, seconds: float, folder: File, profile: bool, se
 
 
 @contextlib.asynccontextmanager
-async def _pools(
-    wanted: Scenario, paths: Paths, vocabulary: Any, counts: Counts
-) -> AsyncIterator[tuple[list[str], list[str]]]:
+async def _pools(wanted: Scenario, paths: Paths, vocabulary: Any, counts: Counts) -> AsyncIterator[tuple[list[str], list[str]]]:
     info = ModelInfo(
         model="simulated",
         vocab_size=vocabulary.size,
@@ -134,9 +138,7 @@ async def _pools(
     )
     wheel = Wheel()
     targets = [Target(info, paths, counts, wheel, wanted.rtt_ms) for _ in range(wanted.targets)]
-    drafts = [
-        Draft(info, paths, counts, wheel, wanted.rtt_ms, token_ms=wanted.draft_ms, hits=wanted.hits) for _ in range(wanted.drafts)
-    ]
+    drafts = [Draft(info, paths, counts, wheel, wanted.rtt_ms, token_ms=wanted.draft_ms, hits=wanted.hits) for _ in range(wanted.drafts)]
     servers = [*targets, *drafts]
     for server in servers:
         await server.start()
@@ -166,7 +168,7 @@ async def _orchestrators(
     }
     try:
         for number in range(wanted.orchestrators):
-            words = ("specdec.bench.sim_profile", "orchestrator", str(folder / f"profile-{number}.json")) if profile else ("orchestrator",)
+            words = ("specdec.bench.sim.profile", "orchestrator", str(folder / f"profile-{number}.json")) if profile else ("orchestrator",)
             await asyncio.to_thread(services.start, "orchestrator", common, words)
         yield services.running
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.bench.sim_path import Path
+from specdec.bench.sim.path import Path
 from specdec.seeds import MASK64, mix64
 from specdec.simulation import FIRST_ID
 from specdec.v1 import draft_pb2
@@ -25,7 +25,21 @@ class Work:
 class Session:
     """`work` is what it does next; whoever carries it out calls `tell` when its time has passed, unless `version` has changed."""
 
-    __slots__ = ("_branch", "_chain", "_confidence", "_hits", "_in_flight", "_most", "epoch", "fresh", "k", "length", "name", "path", "version")
+    __slots__ = (
+        "_branch",
+        "_chain",
+        "_confidence",
+        "_hits",
+        "_in_flight",
+        "_most",
+        "epoch",
+        "fresh",
+        "k",
+        "length",
+        "name",
+        "path",
+        "version",
+    )
 
     def __init__(self, command: draft_pb2.Open, path: Path, confidence: float, hits: float) -> None:
         self.name, self.epoch, self.path = command.session_id, command.epoch, path

@@ -18,8 +18,9 @@ import grpc
 import grpc.aio
 
 from specdec import wire
-from specdec.bench import sim_draft, sim_target
-from specdec.bench.sim_path import Paths
+from specdec.bench.sim import draft as sim_draft
+from specdec.bench.sim import target as sim_target
+from specdec.bench.sim.path import Paths
 from specdec.runtime.channels import server_options
 from specdec.terms import ModelInfo
 from specdec.v1 import draft_pb2, target_pb2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec.bench.sim_path import Path
+from specdec.bench.sim.path import Path
 from specdec.v1 import common_pb2, target_pb2
 
 MAX_ROUND_RESULTS = 256

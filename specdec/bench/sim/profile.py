@@ -1,4 +1,4 @@
-"""Where the CPU time of a service goes: `python -m specdec.bench.sim_profile MODULE OUT.json` runs the module as `python -m MODULE` would.
+"""Where the CPU time of a service goes: `python -m specdec.bench.sim.profile MODULE OUT.json` runs the module as `python -m MODULE` would.
 
 SIGUSR1 begins, the next one ends and writes. In between the kernel's profiling timer (CPU time of the process, all threads) interrupts the
 main thread, and the innermost frame that belongs to a room of ours, or to a library, takes the sample. A service that is not started this
@@ -38,7 +38,10 @@ def section(frame: FrameType | None) -> tuple[str, str]:
         name = frame.f_code.co_filename
         for title, parts in SECTIONS:
             if any(part in name for part in parts):
-                return title, f"{name.rsplit('/', 1)[-1]}:{frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name}"
+                return (
+                    title,
+                    f"{name.rsplit('/', 1)[-1]}:{frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name}",
+                )
         frame = frame.f_back
     return REST, ""
 
