@@ -23,8 +23,8 @@ from specdec.runtime.diagnosis import why
 from specdec.runtime.tls import Dialler
 from specdec.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
-TICK_S = 0.25  # peers send a beat at least this often
-SILENCE_TICKS = 4  # ticks without a message until a peer counts as lost
+TICK_S = 0.125  # peers send a beat at least every second one
+SILENCE_TICKS = 7  # ticks without a message until a peer counts as lost: within a second, by three beats that did not come
 HUNG_STEP_MS = 10_000  # a step older than this, and than 20 predicted steps, is hung
 DIAL_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 2.0
