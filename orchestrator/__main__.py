@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 
 from orchestrator.driver import Driver
 from orchestrator.fronts.grpc import GenerationServicer
 from orchestrator.fronts.meters import Meters
 from orchestrator.fronts.requests import Defaults
 from orchestrator.observe import Observer
+from orchestrator.readiness import Readiness
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text import TextModel
 from specdec.runtime.server import Runtime, Service, serve
@@ -17,7 +19,7 @@ from specdec.runtime.trial import Trial
 
 
 async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
-    """Ready as soon as it can answer: a pool that is empty for now delays or fails calls, never the start."""
+    """Takes calls as soon as it can answer: a pool that is empty for now delays or fails calls, never the start. `readiness` says more."""
     trial = Trial(settings.tokenizer)
     text = await asyncio.to_thread(TextModel, settings.tokenizer, trial)
     driver = Driver(settings, text.vocabulary.fingerprint, Observer(runtime.telemetry))
@@ -29,13 +31,17 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
     )
     servicer = GenerationServicer(driver, text, defaults, Meters(runtime.telemetry))
     driver.run()
+    readiness = Readiness(settings.placement_wait_ms)
+
+    def ready() -> bool:
+        return readiness.may_take(len(driver.pools.targets.eligible()), time.monotonic())
 
     async def close() -> None:
         await driver.close()
         servicer.close()
         await asyncio.to_thread(trial.close)
 
-    return Service(add=servicer.register, drain=driver.drained, give_up=driver.give_up, close=close)
+    return Service(add=servicer.register, drain=driver.drained, give_up=driver.give_up, close=close, ready=ready)
 
 
 if __name__ == "__main__":
