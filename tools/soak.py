@@ -41,7 +41,7 @@ MOST_DESCRIPTORS, MOST_MEMORY_MB = 12.0, 32.0  # that the slope behind the warm-
 LEFT_S = 45.0  # what a half-open connection or a lease may hold: keepalive is 40 s
 WAIT_S = 120.0  # for the last answers
 FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
-FULL = {"MAX_RUNNING": "48", "MAX_WAITING": "64", "STEP_DEADLINE_MS": "5000"}
+FULL = {"MAX_RUNNING": "48", "MAX_WAITING": "64", "STEP_DEADLINE_MS": "5000", "MAX_EJECTION_MS": "3000"}
 CLEAR_LINE = "\r\x1b[K"
 
 

@@ -114,7 +114,7 @@ class Turmoil:
         self._over = asyncio.Event()
         self._busy = 0  # injectors that have rows left
 
-    async def run(self, links: Sequence[tuple[Link, Trigger, Sequence[Row]]], least: int, seconds: float, lanes: int = 6) -> Report:
+    async def run(self, links: Sequence[tuple[Link, Trigger, Sequence[Row]]], least: int, seconds: float, lanes: int = 4) -> Report:
         self._busy, self._least = len(links), least
         numbers = itertools.count()
         tasks = [asyncio.create_task(self._lane(numbers)) for _ in range(lanes)]

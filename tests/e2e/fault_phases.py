@@ -14,6 +14,7 @@ disarmed. The phases are named after where the round is while its bytes are wher
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from tests.e2e.network import Connection
 
 TARGET, DRAFT, CLIENT = "target", "draft", "client"
 SHORT_S = 0.12  # a stall that nobody need notice
-IN_ENGINE_S = 0.001  # after a Step has arrived
+IN_ENGINE_S = 0.0005  # after a Step has arrived
 
 Phase = str
 PHASES: dict[str, tuple[Phase, ...]] = {
@@ -83,7 +84,7 @@ class Watch:
     kind: str
     connection: Connection
     armed: Trigger
-    outstanding: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    outstanding: set[tuple[str, int, int]] = field(default_factory=set)  # rounds without an answer
     streams: dict[bool, Messages] = field(default_factory=lambda: {True: Messages(True), False: Messages(False)})
     _later: Row | None = None
 
@@ -131,7 +132,8 @@ class Watch:
         for item in request.items:
             if item.HasField("step"):
                 step = item.step
-                self.outstanding[step.session_id, step.epoch, step.round] = 0.0
+                self.outstanding.add((step.session_id, step.epoch, step.round))
+                self.armed.remaining_ms.append(step.remaining_ms)
                 if step.HasField("begin"):
                     yield from ("moving", "moved") if step.epoch > 1 else ("prefill",)
                 else:
@@ -144,7 +146,7 @@ class Watch:
 
     def _from_target(self, content: bytes) -> Iterator[Phase]:
         for answer in target_pb2.VerifyResponse.FromString(content).answers:
-            self.outstanding.pop((answer.session_id, answer.epoch, answer.round), None)
+            self.outstanding.discard((answer.session_id, answer.epoch, answer.round))
             if answer.HasField("result"):
                 yield "end" if answer.result.finish else "result"
             elif answer.HasField("closed"):
@@ -174,6 +176,7 @@ class Trigger:
         self.row: Row | None = None
         self.fired = asyncio.Event()
         self.struck: Connection | None = None
+        self.remaining_ms: collections.deque[int] = collections.deque(maxlen=1000)  # of the Steps that passed
 
     def arm(self, row: Row) -> None:
         self.row = row

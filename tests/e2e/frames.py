@@ -15,15 +15,16 @@ class Messages:
 
     def __init__(self, from_client: bool) -> None:
         self._skip = len(PREFACE) if from_client else 0
+        self._foreign = False  # something else than HTTP/2, such as a question whether TLS is spoken here
         self._bytes = bytearray()
         self._bodies: collections.defaultdict[int, bytearray] = collections.defaultdict(bytearray)
 
     def feed(self, piece: bytes) -> list[tuple[int, bytes]]:
         self._bytes += piece
         if self._skip:
-            if len(self._bytes) < self._skip:
+            self._foreign |= not PREFACE.startswith(self._bytes[: self._skip])
+            if self._foreign or len(self._bytes) < self._skip:
                 return []
-            assert self._bytes[: self._skip] == PREFACE
             del self._bytes[: self._skip]
             self._skip = 0
         found: list[tuple[int, bytes]] = []

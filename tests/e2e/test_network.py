@@ -180,6 +180,16 @@ async def test_calls_and_steps_end_at_their_deadline(scene: Scene) -> None:
     await until(lambda: scene.one.metric("specdec_requests_running") == 0, PAUSE_S)
 
 
+async def test_steps_have_no_more_time_than_the_client(scene: Scene) -> None:
+    told = scene.triggers["near"].remaining_ms
+    async with Client(scene.one.endpoint) as client:
+        for given_s in (9, 5):
+            told.clear()
+            got = await client.complete(PROMPT, replace(LONG, max_tokens=24), seed=1, timeout_s=given_s)
+            assert len(got.token_ids) == 24
+            assert told and 0 < min(told) <= max(told) <= 1000 * given_s
+
+
 async def test_a_unary_call_through_a_black_hole(scene: Scene) -> None:
     link = Link(scene.one.endpoint)
     async with link.serving() as name, grpc.aio.insecure_channel(name) as channel:
