@@ -19,9 +19,9 @@ from tests.e2e.fault_phases import SHORT_S, Connection, Row, Trigger, Watch
 from tests.e2e.network import Link
 
 ANSWER_S = 40.0  # longest answer, whatever happens meanwhile
-ARM_S = 1.0  # how long a row waits for its phase before another has its turn
+ARM_S = 0.4  # how long a row waits for its phase before another has its turn
 RECOVER_S = 6.0
-MOST_MISSED = 20
+MOST_MISSED = 60
 MOST_ATTEMPTS = 60  # of one answer
 
 

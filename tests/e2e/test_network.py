@@ -32,6 +32,7 @@ from tests.tiny import save_tiny
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
+RESTS = {"MAX_EJECTION_MS": "500"}  # what is lost here again and again is shut out for longer and longer otherwise
 LONG = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True)
 PROMPT = list(range(10, 40))
 PAUSE_S = 6.0  # 1.25 s of silence and a prefill elsewhere, on a busy machine
@@ -61,9 +62,10 @@ class Scene:
         for got, want in zip(await gather_answers(self.one.endpoint, self.asked), self.wanted, strict=True):
             same(got, want)
 
-    async def targets_up(self, count: int, seconds: float) -> None:
-        name = 'specdec_pool_endpoints{pool="target",state="up"}'
-        await until(lambda: self.both.metrics()[name] == count, seconds)
+    async def connected(self, count: int, seconds: float) -> None:
+        """So many targets, whether or not they are trusted again already."""
+        down = 'specdec_pool_endpoints{pool="target",state="down"}'
+        await until(lambda: self.both.metrics()[down] == 2 - count, seconds)
 
     def dialled(self) -> list[int]:
         return [link.counts["connections"] for link in self.links.values()]
@@ -93,8 +95,8 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
         far: Namespace | Link = cable or Link(stack.targets[1].endpoint)
         far_name = stack.targets[1].endpoint if cable else await exit.enter_async_context(far.serving())  # type: ignore[union-attr]
         both, one = await asyncio.gather(
-            asyncio.to_thread(lambda: stack.add_orchestrator(TARGETS=f"{names[0]},{far_name}", DRAFTS=names[1])),
-            asyncio.to_thread(lambda: stack.add_orchestrator(TARGETS=names[0], DRAFTS=names[1])),
+            asyncio.to_thread(lambda: stack.add_orchestrator(TARGETS=f"{names[0]},{far_name}", DRAFTS=names[1], **RESTS)),
+            asyncio.to_thread(lambda: stack.add_orchestrator(TARGETS=names[0], DRAFTS=names[1], **RESTS)),
         )
         asked = asks()
         links, triggers = {n: link for n, (link, _) in made.items()}, {n: trigger for n, (_, trigger) in made.items()}
@@ -287,7 +289,7 @@ async def test_F152_a_target_behind_a_cut_cable(scene: Scene, long_answer: Compl
     if not isinstance(scene.far, Namespace):
         with capsys.disabled():
             print(f"\nno network namespace on this machine, a black hole stands in; missing: {Namespace.missing()}")
-    await scene.targets_up(2, PAUSE_S)
+    await scene.connected(2, PAUSE_S)
 
     async def pull() -> None:
         await until(lambda: sessions(scene.stack.targets[1]) > 0, PAUSE_S)
@@ -299,12 +301,26 @@ async def test_F152_a_target_behind_a_cut_cable(scene: Scene, long_answer: Compl
     assert [one.all() for one in told] == [want.all()] * len(told)
     assert sum(one.finished.speculative.num_replacements for one in told if one.finished) >= 1
     assert pause < PAUSE_S
-    await scene.targets_up(2, 2 * PAUSE_S)
+    await scene.connected(2, 2 * PAUSE_S)
+
+
+async def test_F89_turns_of_one_conversation_alternate_between_two_orchestrators(scene: Scene) -> None:
+    """Neither knows what the other one placed where; each turn is what one orchestrator without faults and speculation says."""
+    tokens, said = list(PROMPT), list[int]()
+    for turn in range(4):
+        ask = Ask(tokens, replace(LONG, max_tokens=20), {"seed": turn})
+        plain = Ask(tokens, ask.sampling, {"seed": turn, "disable_spec_decode": True})
+        (want,) = await gather_answers(scene.one.endpoint, [plain])
+        (got,) = await gather_answers((scene.both, scene.one)[turn % 2].endpoint, [ask])
+        same(got, want)
+        said += got.token_ids
+        tokens += [*got.token_ids, 40 + turn]
+    assert len(said) == 80
 
 
 async def test_a_target_is_killed_while_sessions_move_to_it(scene: Scene, long_answer: Completion) -> None:
     """The far one is cut off; when the first Step of another placement arrives at the near one, that is killed. The cable is plugged in."""
-    await scene.targets_up(2, PAUSE_S)
+    await scene.connected(2, PAUSE_S)
     trigger = scene.triggers["near"]
 
     async def act() -> None:
