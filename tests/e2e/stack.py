@@ -121,9 +121,10 @@ class Stack:
         return self.orchestrators[-1]
 
     def defects(self) -> list[str]:
-        """Log lines of any process, living or not, that tell of a defect."""
+        """Log lines of any process, living or not, that tell of a defect. F147: BlockingIOError is the noise of several loops."""
         lines = [line for log in self.folder.glob("*.log") for line in log.read_text(errors="replace").splitlines()]
-        return [line for line in lines if "Traceback" in line or "exception was never retrieved" in line]
+        signs = ("Traceback", "exception was never retrieved", "BlockingIOError")
+        return [line for line in lines if any(sign in line for sign in signs)]
 
     def stop(self) -> None:
         for process in (*self.orchestrators, *self.drafts, *self.targets):
