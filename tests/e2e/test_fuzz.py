@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +24,8 @@ from specdec.hashing import prefix_hash
 from specdec.terms import SamplingParams
 from specdec.v1 import common_pb2, draft_pb2, target_pb2
 from specdec.v1 import generation_pb2 as pb
+from specdec.vocabulary import vocabulary
+from tests.e2e.hostile import Held, HostileDraft, honest, silent
 from tests.e2e.inprocess import Cluster, cluster
 from tests.e2e.mutation import conversation, mutated
 from tests.e2e.steps import PROMPT, hello, item
@@ -31,6 +35,8 @@ pytestmark = [pytest.mark.unit, pytest.mark.timeout(120)]
 EXAMPLES, MANY = 50, 5000  # per service
 HANG_S = 15.0
 NEIGHBOURS = 2
+ANSWER = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+LOAD = draft_pb2.DraftResponse(load=draft_pb2.Load(needed_work_share=0.5, sessions=1))
 OURS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.DATA_LOSS}
 WRITTEN_TO_NOBODY = "Internal error from Core"  # what grpc.aio makes of a write that meets the end of its call
 T = TypeVar("T")
@@ -52,6 +58,13 @@ class World:
         made = await self._exit.enter_async_context(cluster(model))
         await made.begin_orchestrator([made.targets[0].endpoint], [made.drafts[0].endpoint], enable_adaptive_verification=False)
         self.client = await self._exit.enter_async_context(Client(made.orchestrators[0].endpoint))
+        self.liar = HostileDraft(vocabulary(model))
+        lies = await self._exit.enter_async_context(self.liar.serving())
+        settings = {"enable_adaptive_verification": False, "max_ejection_ms": 0}
+        deceived = await made.begin_orchestrator([made.targets[0].endpoint], [lies], **settings)
+        self.deceived = await self._exit.enter_async_context(Client(deceived.endpoint))
+        self.truth = await self.deceived.complete(PROMPT, ANSWER, seed=3, num_speculative_tokens=0)
+        self.liar.truths = {tuple(PROMPT): (*PROMPT, *self.truth.token_ids)}
         wanted = [await self._neighbour(i, num_speculative_tokens=0) for i in range(NEIGHBOURS)]
         self._lanes = [asyncio.create_task(self._lane(i, want)) for i, want in enumerate(wanted)]
         channels = [made.orchestrators[0], made.targets[0], made.drafts[0]]
@@ -244,6 +257,57 @@ def draft(world: World, data: st.DataObject) -> None:
     world.run(converse(world.channels[2], "DraftService/Draft", conversation(data.draw, commands()), data.draw(st.integers(0, 3))))
 
 
+NAMED = {"session_id": "s", "epoch": 1}
+EVENTS = [
+    {"proposal": draft_pb2.Proposal(**NAMED, prefix_length=3, prefix_hash=7, tokens=[5, 6, 7], confidences=[0.5, 0.4, 0.3])},
+    {"resync": draft_pb2.Resync(**NAMED, have=2)},
+    {"refused": draft_pb2.Refused(**NAMED, reason="no", retry_after_ms=1)},
+]
+SAID = [LOAD, draft_pb2.DraftResponse(events=[draft_pb2.DraftEvent(**event) for event in EVENTS])]
+
+
+def fitted(response: draft_pb2.DraftResponse, held: Held) -> draft_pb2.DraftResponse:
+    """What is as in SAID names the session and its tokens; the rest is as strange as it came."""
+    for event in response.events:
+        kind = event.WhichOneof("event")
+        said = getattr(event, kind) if kind else event.proposal
+        if said.session_id == NAMED["session_id"]:
+            said.session_id = held.open.session_id
+        if said.epoch == NAMED["epoch"]:
+            said.epoch = held.open.epoch
+        if kind == "proposal" and said.prefix_length == 3:
+            said.prefix_length = len(held.tokens)
+        if kind == "proposal" and said.prefix_hash == 7:
+            said.prefix_hash = prefix_hash(held.tokens)
+    return response
+
+
+def proposals(world: World, data: st.DataObject) -> None:
+    """What a draft says to an orchestrator, beside what is right. Bytes that are no message end the connection; other tests do that."""
+    said: list[draft_pb2.DraftResponse] = []
+    for content in conversation(data.draw, SAID * 2):
+        with contextlib.suppress(DecodeError):
+            said.append(draft_pb2.DraftResponse.FromString(content))
+
+    def behave(held: Held, draw: random.Random) -> Iterator[Any]:
+        yield from honest(held, draw)
+        for response in said:
+            strange = draft_pb2.DraftResponse()
+            strange.CopyFrom(response)
+            yield fitted(strange, held)
+
+    world.liar.behave = behave
+
+    async def answer() -> None:
+        got = await world.deceived.complete(PROMPT, ANSWER, seed=3)
+        assert (got.token_ids, got.text) == (world.truth.token_ids, world.truth.text)
+
+    try:
+        world.run(answer())
+    finally:
+        world.liar.behave = silent
+
+
 SERVICES = {"generation": generation, "target": target, "draft": draft}
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -253,6 +317,20 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck
 @given(data=st.data())
 def test_F16_F52_strange_messages(world: World, service: str, data: st.DataObject) -> None:
     SERVICES[service](world, data)
+
+
+@settings(max_examples=EXAMPLES // 4, deadline=None, derandomize=True, suppress_health_check=CHECKS, database=None)
+@given(data=st.data())
+def test_F51_strange_words_of_a_draft(world: World, data: st.DataObject) -> None:
+    proposals(world, data)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@settings(max_examples=MANY // 5, deadline=None, suppress_health_check=CHECKS, database=None)
+@given(data=st.data())
+def test_F51_very_many_strange_words_of_a_draft(world: World, data: st.DataObject) -> None:
+    proposals(world, data)
 
 
 @pytest.mark.long
