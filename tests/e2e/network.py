@@ -259,7 +259,7 @@ class Link:
                 writer.write_eof()
 
     async def _hand_on(self, connection: Connection, way: Way, piece: bytes, writer: asyncio.StreamWriter) -> None:
-        while piece and not connection.dead:
+        while piece and not connection.dead and not writer.is_closing():
             size = len(piece)
             if way.bytes_per_s is not None:
                 size = min(size, max(1, int(way.bytes_per_s * SLICE_S)))
