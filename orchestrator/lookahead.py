@@ -23,13 +23,27 @@ HISTORY = 64  # committed positions a proposal may lag behind
 
 
 class _Node:
-    __slots__ = ("children", "confidence", "distribution", "hash", "parent", "token")
+    """`state` = the hash of the prefix that ends here, once somebody asked: most nodes are used or forgotten before."""
 
-    def __init__(
-        self, token: int, hash_: PrefixHash, distribution: DraftDistribution | None, confidence: float, parent: _Node | None = None
-    ) -> None:
-        self.token, self.hash, self.distribution, self.confidence, self.parent = token, hash_, distribution, confidence, parent
+    __slots__ = ("children", "confidence", "distribution", "parent", "state", "token", "value")
+
+    def __init__(self, token: int, distribution: DraftDistribution | None, confidence: float, parent: _Node | None = None) -> None:
+        self.token, self.distribution, self.confidence, self.parent = token, distribution, confidence, parent
         self.children: dict[int, _Node] = {}
+        self.state: PrefixHash | None = None
+        self.value = 0  # of the state
+
+    def hash(self) -> int:
+        if self.state is None:
+            below = [self]
+            while (above := below[-1].parent) is not None and above.state is None:
+                below.append(above)
+            assert above is not None and above.state is not None  # the root has one
+            state = above.state
+            for node in reversed(below):
+                state = node.state = state.after(node.token)
+                node.value = state.value
+        return self.value
 
 
 class Block:
@@ -76,22 +90,13 @@ class Lookahead:
         start = len(committed) - len(self._recent)
         walk = PrefixHash(committed[:start])
         self._history = {start: walk.value}  # committed length -> hash, for the newest HISTORY lengths
-        for i, token in enumerate(self._recent):
-            self._history[start + i + 1] = walk.extend((token,)).value
-        self._root = _Node(-1, walk, None, 0.0)
-        self._index = {(walk.length, walk.value): self._root}
+        for token in self._recent:
+            walk.extend((token,))
+            self._history[walk.length] = walk.value
+        self.length, self.hash = walk.length, walk.value  # of the committed tokens: how many, and their hash
+        self._root = self._rooted(None, walk)
         self._newest: _Node | None = None
         self.nodes = 0
-
-    @property
-    def length(self) -> int:
-        """Committed tokens."""
-        return self._root.hash.length
-
-    @property
-    def hash(self) -> int:
-        """Their hash."""
-        return self._root.hash.value
 
     @property
     def any(self) -> bool:
@@ -105,7 +110,7 @@ class Lookahead:
     def add(self, proposal: Proposal) -> int:
         """Joins a proposal. Returns how many of its tokens are new and usable; 0 = stale, repeated or over the bound."""
         tokens, skip = proposal.tokens, 0
-        node = self._index.get((proposal.prefix_length, proposal.prefix_hash))
+        node = self._find(proposal.prefix_length - self.length, proposal.prefix_hash)
         if node is None:
             behind = self.length - proposal.prefix_length
             if behind <= 0 or self._history.get(proposal.prefix_length) != proposal.prefix_hash:
@@ -127,6 +132,15 @@ class Lookahead:
             node = child
         return added
 
+    def _find(self, depth: int, hash_: int) -> _Node | None:
+        """The node so far below the root whose prefix has this hash."""
+        if depth < 0:
+            return None
+        level = [self._root]
+        for _ in range(depth):
+            level = [child for node in level for child in node.children.values()]
+        return next((node for node in level if node.hash() == hash_), None)
+
     def assume(self, block: Sequence[int]) -> None:
         """A block that the draft did not propose is in flight: what it proposes behind it has a place."""
         node = self._root
@@ -140,8 +154,7 @@ class Lookahead:
         """A new node below `node`; None when there are too many."""
         if self.nodes >= MAX_NODES:
             return None
-        child = node.children[token] = _Node(token, node.hash.copy().extend((token,)), distribution, confidence, node)
-        self._index[(child.hash.length, child.hash.value)] = child
+        child = node.children[token] = _Node(token, distribution, confidence, node)
         self.nodes += 1
         return child
 
@@ -169,33 +182,48 @@ class Lookahead:
     def commit(self, tokens: Sequence[int]) -> None:
         """Moves the root past newly committed tokens."""
         node: _Node | None = self._root
-        walk = self._root.hash
+        assert self._root.state is not None
+        walk, history = self._root.state.copy(), self._history
         for token in tokens:
             node = node.children.get(token) if node is not None else None
-            walk = node.hash if node is not None else walk.copy().extend((token,))
-            self._history[walk.length] = walk.value
-        self._recent = [*self._recent, *tokens][-HISTORY:]
-        for length in [n for n in self._history if n < walk.length - len(self._recent)]:
-            del self._history[length]
-        self._root = node if node is not None else _Node(-1, walk, None, 0.0)
-        self._root.parent = None
-        self._reindex()
+            walk.extend((token,))
+            history[walk.length] = self.hash = walk.value
+        self.length = walk.length
+        self._recent += tokens
+        del self._recent[:-HISTORY]
+        while len(history) > len(self._recent) + 1:  # its oldest are its first
+            del history[next(iter(history))]
+        self._root = self._rooted(node, walk)
+        self.nodes = self._count() if self._root.children else 0
 
-    def _reindex(self) -> None:
-        self._index = {}
-        pending = [self._root]
+    def _rooted(self, node: _Node | None, walk: PrefixHash) -> _Node:
+        """The node, or a new one, as the root; `walk` = the committed tokens."""
+        root = node if node is not None else _Node(-1, None, 0.0)
+        root.parent, root.state, root.value = None, walk, self.hash
+        return root
+
+    def _count(self) -> int:
+        """Nodes below the root."""
+        found, pending = -1, [self._root]
         while pending:
-            node = pending.pop()
-            self._index[(node.hash.length, node.hash.value)] = node
-            pending.extend(node.children.values())
-        self.nodes = len(self._index) - 1
+            found += 1
+            pending.extend(pending.pop().children.values())
+        return found
 
 
 def _chain(nodes: Sequence[_Node]) -> Block:
-    return Block(tuple(n.token for n in nodes), tuple(n.distribution for n in nodes), confidences=tuple(n.confidence for n in nodes))
+    return Block(
+        tuple([node.token for node in nodes]),
+        tuple([node.distribution for node in nodes]),
+        confidences=tuple([node.confidence for node in nodes]),
+    )
 
 
 def agreement(one: Sequence[int], other: Sequence[int]) -> int:
     """How many leading tokens are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            return count
+        count += 1
+    return count

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import array
 import hashlib
+import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+_ONE = struct.Struct("<I").pack
 
 
-def _bytes(ids: Iterable[int]) -> bytes:
+def _bytes(ids: Sequence[int]) -> bytes:
+    if len(ids) == 1:  # the usual step of a walk
+        return _ONE(ids[0])
     packed = array.array("I", ids)
     if packed.itemsize != 4:  # pragma: no cover - no supported platform
         raise RuntimeError("array type 'I' is not 32 bits wide here")
@@ -34,6 +39,13 @@ class PrefixHash:
     def copy(self) -> PrefixHash:
         twin = PrefixHash.__new__(PrefixHash)
         twin._state, twin.length = self._state.copy(), self.length
+        return twin
+
+    def after(self, token: int) -> PrefixHash:
+        """Of these ids and one more; this one stays."""
+        twin = PrefixHash.__new__(PrefixHash)
+        twin._state, twin.length = self._state.copy(), self.length + 1
+        twin._state.update(_ONE(token))
         return twin
 
     @property
