@@ -65,6 +65,7 @@ class Soak:
                 loop.add_signal_handler(number, self._interrupt, trouble)
             await self._turmoil(clients, trouble, levels)
             await self._nothing_left(stack)
+            levels.read()
             self._judge(clients, levels, stack)
             self._summary(clients, trouble, levels)
         return 130 if self.interrupted and not self.problems else int(bool(self.problems))

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+STRETCHES = 8
+
 
 @dataclass(frozen=True)
 class Level:
@@ -52,8 +54,10 @@ class Levels:
         return found
 
     def slopes(self, name: str) -> tuple[float, float]:
-        """Descriptors and MB per minute."""
+        """Descriptors and MB per minute, of the least in each stretch of the time: a crowd that comes and goes is no growth."""
         levels = self.seen.get(name, [])
-        per_second = (slope([(x.at_s, getattr(x, what)) for x in levels]) for what in ("descriptors", "memory_mb"))
+        size = max(1, -(-len(levels) // STRETCHES))
+        stretches = [levels[i : i + size] for i in range(0, len(levels), size)]
+        per_second = (slope([(x[0].at_s, min(getattr(y, what) for y in x)) for x in stretches]) for what in ("descriptors", "memory_mb"))
         descriptors, memory = per_second
         return 60 * descriptors, 60 * memory
