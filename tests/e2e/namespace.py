@@ -1,10 +1,7 @@
 """A process behind a cable that can be pulled: a network namespace of its own, joined to this one by a pair of virtual devices.
 
-    if not (missing := Namespace.missing()):
-        with Namespace() as far:
-            popen([*far.enter, sys.executable, "-m", "target_service"], HOST=far.address)
-            far.pull()      # packets are dropped, both ways; no RST, no FIN
-            far.plug()
+Where `Namespace.missing()` is empty, run a program with the words of `enter` in front of it; it listens on `address`. `pull`: packets are
+dropped, both ways, and nobody is told. `plug` undoes it.
 """
 
 from __future__ import annotations
