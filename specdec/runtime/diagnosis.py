@@ -6,15 +6,16 @@ The standard library's TLS shakes hands with the same endpoint once more and tel
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 
 from specdec.runtime.tls import ClientTls
 
 PROBE_S = 2.0  # for the connection and the handshake
-ALERT_S = 0.3  # a server that misses our certificate says so right behind a TLS 1.3 handshake
+WORD_S = 0.5  # for the first word behind the handshake
 _TO_PLAIN = "the server speaks TLS, and this side does not: name its authority with --tls-ca FILE (SPECDEC_TLS_CA)"
-CERTIFICATE_WANTED = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
+_TO_TLS = "the server does not speak TLS, and this side does: leave --tls-ca (SPECDEC_TLS_CA) out, or turn TLS on there"
+_NO_CERTIFICATE = "the server asks for a certificate: give --tls-cert FILE and --tls-key FILE (SPECDEC_TLS_CLIENT_CERT, …_KEY)"
+_NOT_OURS = "the server does not accept this side's certificate, --tls-cert (SPECDEC_TLS_CLIENT_CERT); its log says why"
 
 
 async def why(endpoint: str, tls: ClientTls | None) -> str:
@@ -23,46 +24,41 @@ async def why(endpoint: str, tls: ClientTls | None) -> str:
     host = host.rpartition("/")[2].strip("[]")
     try:
         async with asyncio.timeout(PROBE_S):
-            return await _why(host, int(port), tls)
+            return await (_of_plain(host, int(port)) if tls is None else _of_tls(host, int(port), tls))
     except (OSError, ValueError, TimeoutError):
         return ""
 
 
-async def _why(host: str, port: int, tls: ClientTls | None) -> str:
+async def _of_plain(host: str, port: int) -> str:
+    """An answer in TLS is an answer, whatever it says. Nothing is sent over it, so whose it is does not matter."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        context = tls.context() if tls is not None else _anything()
-        await _shake_hands(host, port, context, tls.server_name if tls is not None else "")
+        await _ended(host, port, context, host)
+    except ssl.SSLError as error:
+        return _TO_PLAIN if "ALERT" in (error.reason or "") else ""
+    return _TO_PLAIN
+
+
+async def _of_tls(host: str, port: int, tls: ClientTls) -> str:
+    ours = _NOT_OURS if tls.cert is not None else _NO_CERTIFICATE
+    try:
+        return ours if await _ended(host, port, tls.context(), tls.server_name or host) else ""
     except ssl.SSLCertVerificationError as error:
         return f"the server's certificate is refused: {error.verify_message}"
     except ssl.SSLError as error:
-        return _of(error.reason or "", tls)
-    return _TO_PLAIN if tls is None else ""
+        if error.reason == "WRONG_VERSION_NUMBER":
+            return _TO_TLS
+        return ours if "ALERT" in (error.reason or "") else ""
 
 
-def _of(reason: str, tls: ClientTls | None) -> str:
-    if tls is None:  # an answer in TLS is an answer
-        return "" if reason in ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING") else _TO_PLAIN
-    if reason == "WRONG_VERSION_NUMBER":
-        return "the server does not speak TLS, and this side does: leave --tls-ca (SPECDEC_TLS_CA) out, or turn TLS on there"
-    if any(word in reason for word in CERTIFICATE_WANTED) and tls.cert is None:
-        return (
-            "the server asks for a certificate: give --tls-cert FILE and --tls-key FILE (SPECDEC_TLS_CLIENT_CERT, SPECDEC_TLS_CLIENT_KEY)"
-        )
-    return f"the handshake failed: {reason.lower().replace('_', ' ')}" if "ALERT" in reason else ""
-
-
-def _anything() -> ssl.SSLContext:
-    """Trusts everybody: nothing is sent over it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+async def _ended(host: str, port: int, context: ssl.SSLContext, name: str) -> bool:
+    """Whether the server hangs up behind the handshake, where a TLS 1.3 server looks at our certificate; gRPC's says no more."""
     context.set_alpn_protocols(["h2"])
-    return context
-
-
-async def _shake_hands(host: str, port: int, context: ssl.SSLContext, name: str) -> None:
-    reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name or host)
+    reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
     try:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(reader.read(1), ALERT_S)
+        return not await asyncio.wait_for(reader.read(1), WORD_S)
+    except TimeoutError:
+        return False
     finally:
         writer.transport.abort()

@@ -115,7 +115,6 @@ class ClientTls:
     def context(self) -> ssl.SSLContext:
         """The same for the standard library, which tells in words why a handshake failed."""
         context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
-        context.set_alpn_protocols(["h2"])
         if self.cert is not None and self.key is not None:
             context.load_cert_chain(self.cert, self.key, _no_password)
         return context
