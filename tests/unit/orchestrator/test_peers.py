@@ -189,7 +189,7 @@ async def test_a_peer_that_does_not_read_is_lost(monkeypatch: pytest.MonkeyPatch
 # --- life and death ---------------------------------------------------------------------------------------------------
 
 
-async def test_silence_is_told_after_four_ticks() -> None:
+async def test_silence_is_told_after_some_ticks() -> None:
     server, ears = Server(), Ears()
     async with server.serving() as port, dialled(port, ears) as peer:
         await until(lambda: peer.connected)
@@ -198,16 +198,16 @@ async def test_silence_is_told_after_four_ticks() -> None:
         server.mute = True
         began = time.monotonic()
         await until(lambda: len(ears.told) > 1)
-        assert 3 * TICK_S < time.monotonic() - began < 20 * TICK_S
+        assert (peers.SILENCE_TICKS - 1) * TICK_S < time.monotonic() - began < 20 * TICK_S
     assert "silent" in ears.told[1]
 
 
 async def stalls(peer: Peer) -> None:
-    """Nine ticks of silence in which this very loop is stuck."""
+    """Many ticks of silence in which this very loop is stuck."""
     tick_s = peers.TICK_S = 0.02
     watching = asyncio.create_task(peer._watch())
     try:
-        for _ in range(9):
+        for _ in range(2 * peers.SILENCE_TICKS + 2):
             peer._heard_in_tick = False
             await asyncio.sleep(0)
             time.sleep(2.2 * tick_s)  # noqa: ASYNC251
