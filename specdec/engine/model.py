@@ -23,7 +23,7 @@ from specdec.engine.paged import PagedStore
 from specdec.engine.quantize import Linears, has_vnni, supported
 from specdec.engine.ragged import Model, Planner, RaggedEngine, Store
 from specdec.engine.shape import LlamaShape, llama_shape, refuse_if_unable_to_roll_back
-from specdec.engine.weights import FolderWeights, eos_ids, read_config, read_draft_ids, read_eos_ids, weights_digest
+from specdec.engine.weights import FolderWeights, eos_ids, read_config, read_draft_ids, read_eos_ids, safetensors_of, weights_digest
 
 log = logging.getLogger(__name__)
 
@@ -166,9 +166,12 @@ def _load_module(folder: Path, config: EngineConfig) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
+    safetensors_of(folder)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # a service's log is no terminal
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=_torch_dtype(config), local_files_only=True)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=_torch_dtype(config), local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
     except ValueError as error:
         raise UnsupportedModel(f"{folder} holds no causal language model that transformers can read: {error}") from error
 

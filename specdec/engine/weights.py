@@ -14,14 +14,14 @@ from torch import Tensor
 
 from specdec.engine.api import UnsupportedModel
 
+PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
+
 
 class FolderWeights(Mapping[str, Tensor]):
     """Tensors of a folder's safetensors files by name. Each look-up reads from the mapped file; nothing stays in memory."""
 
     def __init__(self, folder: Path) -> None:
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise UnsupportedModel(f"{folder} has no .safetensors file")
+        files = safetensors_of(folder)
         opened: list[Any] = [safe_open(file, framework="pt") for file in files]
         self._file_of = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - not a dictionary
 
@@ -34,6 +34,20 @@ class FolderWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._file_of)
+
+
+def safetensors_of(folder: Path) -> list[Path]:
+    """The only kind of weights that is read: the others are pickles, and whoever reads one runs the code in it. Pickles that lie beside
+    are never opened. Raises UnsupportedModel, naming them where there is nothing else."""
+    if found := sorted(folder.glob("*.safetensors")):
+        return found
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    if pickles:
+        raise UnsupportedModel(
+            f"{folder} has no .safetensors file, and {', '.join(pickles[:3])} is not opened: such a file can run any code;"
+            " convert it where you trust it, by loading it with transformers and saving it again"
+        )
+    raise UnsupportedModel(f"{folder} has no .safetensors file")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
