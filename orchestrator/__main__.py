@@ -14,6 +14,7 @@ from orchestrator.observe import Observer
 from orchestrator.readiness import Readiness
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text import TextModel
+from specdec.runtime import process
 from specdec.runtime.server import Runtime, Service, serve
 from specdec.runtime.trial import Trial
 
@@ -30,6 +31,7 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
         settings.draft_sample_method,
     )
     servicer = GenerationServicer(driver, text, defaults, Meters(runtime.telemetry))
+    process.rarely_collect()
     driver.run()
     readiness = Readiness(settings.placement_wait_ms)
 

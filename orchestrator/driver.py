@@ -220,11 +220,9 @@ class Driver:
                     live.undelivered.deliver(command)
                     forked |= self._prefix_ready(live, live.generation.target)
                 case ev.StartTimer(timer, after_ms):
-                    self._stop_timer(live, timer)
-                    loop = asyncio.get_running_loop()
-                    live.timers[timer] = loop.call_later(after_ms / 1000, self.feed, session_id, ev.TimerFired(timer))
+                    live.timers.start(timer, after_ms, self.feed, session_id)
                 case ev.StopTimer(timer):
-                    self._stop_timer(live, timer)
+                    live.timers.stop(timer)
                 case ev.Observe():
                     self.observer.later(self.observer.round, command)
                     self._handover.round(session_id, live, command.outcome)
@@ -255,14 +253,8 @@ class Driver:
                 case ev.Forget():
                     self._forget(session_id, live)
 
-    @staticmethod
-    def _stop_timer(live: Live, timer: ev.Timer) -> None:
-        if (running := live.timers.pop(timer, None)) is not None:
-            running.cancel()
-
     def _forget(self, session_id: str, live: Live) -> None:
-        for timer in list(live.timers):
-            self._stop_timer(live, timer)
+        live.timers.clear()
         live.pace.moved("")
         self._targets.places.forget(session_id, live.target)
         self._drafts.places.forget(session_id, live.draft)

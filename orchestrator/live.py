@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 
-from orchestrator import events as ev
+from orchestrator.alarms import Alarms
 from orchestrator.generation import Generation
 from orchestrator.handle import Undelivered
 from orchestrator.hunger import Hunger
@@ -22,7 +21,7 @@ class Live:
     target: str = ""  # as counted in Pool.places
     draft: str = ""
     numerics: str = ""  # of its first target
-    timers: dict[ev.Timer, asyncio.TimerHandle] = field(default_factory=dict)
+    timers: Alarms = field(default_factory=Alarms)
     step_sent: float = 0.0  # when the Step left that no answer has come for; 0: none waits, the target goes on by itself
     answered: float = 0.0  # when the last answer came; 0 once a Step has followed it
     hunger: Hunger = field(default_factory=Hunger)
