@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from specdec.client import Client, Completion, Delta, Finished
+from specdec.client import Client, Completion, Delta, FailoverClient, Finished
 from specdec.errors import Unavailable
-from specdec.terms import SamplingParams
+from specdec.terms import FinishReason, SamplingParams
 from tests.e2e.ask import Ask, answers, same
 from tests.e2e.stack import Process, Stack, running, wait_ready
 from tests.tiny import save_tiny
@@ -59,13 +59,14 @@ def sessions(process: Process) -> float:
     return process.metric("specdec_sessions")
 
 
-def stream_with(endpoint: str, after: int, act: Callable[[], None], **options: object) -> tuple[tuple[int, ...], Finished]:
-    """Streams the long answer and acts once `after` tokens are here."""
+def stream_with(endpoints: str | list[str], after: int, act: Callable[[], None], **options: object) -> tuple[tuple[int, ...], Finished]:
+    """Streams the long answer and acts once `after` tokens are here. `endpoints`: one, or several to go on at."""
 
     async def run() -> tuple[tuple[int, ...], Finished]:
         ids: list[int] = []
         acted = False
-        async with Client(endpoint) as client, contextlib.aclosing(client.generate(PROMPT, LONG, seed=5, **options)) as events:
+        chosen = Client(endpoints) if isinstance(endpoints, str) else FailoverClient(endpoints)
+        async with chosen as client, contextlib.aclosing(client.generate(PROMPT, LONG, seed=5, **options)) as events:
             async for event in events:
                 if isinstance(event, Delta):
                     ids += event.token_ids
@@ -121,24 +122,42 @@ def test_target_restarted(stack: Stack, reference: Completion, number: signal.Si
     assert number is signal.SIGTERM or finished.speculative.num_replacements >= 1
 
 
-def test_F87_target_lost_another_takes_over(model: Path, reference: Completion) -> None:
+def test_F87_F152_target_lost_another_takes_over(model: Path, reference: Completion) -> None:
+    """First the one in use is stopped, then, when that is back in rotation, the other one killed."""
     with running(model, model, targets=2, target=FLOAT64, draft=FLOAT64) as stack:
 
-        def kill_the_one_in_use() -> None:
-            busy = [target for target in stack.targets if sessions(target)]
-            assert len(busy) == 1
-            busy[0].kill()
+        def lose_the_one_in_use(number: signal.Signals) -> None:
+            (busy,) = (target for target in stack.targets if sessions(target))
+            lost.append(busy)
+            busy.kill(number)
 
-        ids, finished = stream_with(stack.endpoint, 60, kill_the_one_in_use)
-        assert ids == reference.token_ids
-        assert finished.speculative.num_replacements == 1
-        assert len(ids) == LONG.max_tokens  # not a fresh budget
+        lost: list[Process] = []
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            ids, finished = stream_with(stack.endpoint, 60, lambda number=number: lose_the_one_in_use(number))
+            assert ids == reference.token_ids
+            assert finished.speculative.num_replacements == 1
+            assert len(ids) == LONG.max_tokens  # not a fresh budget
+            if number is signal.SIGSTOP:
+                lost[0].kill(signal.SIGCONT)
+                until(lambda: stack.orchestrators[0].metrics()['specdec_pool_endpoints{pool="target",state="up"}'] == 2, 5)
 
 
-def test_no_target_left_says_how_to_resume(model: Path) -> None:
+def test_no_target_left_says_how_to_resume(model: Path, reference: Completion) -> None:
     settings = {"PLACEMENT_WAIT_MS": "500"}
-    with running(model, None, target=FLOAT64, orchestrator=settings) as stack, pytest.raises(Unavailable, match="resume with"):
-        stream_with(stack.endpoint, 20, stack.targets[0].kill)
+    ids: list[int] = []
+
+    async def run(stack: Stack) -> None:
+        async with Client(stack.endpoint) as client:
+            async for event in client.generate(PROMPT, LONG, seed=5):
+                ids.extend(event.token_ids if isinstance(event, Delta) else ())
+                if len(ids) >= 20 and stack.targets[0].popen.poll() is None:
+                    await asyncio.to_thread(stack.targets[0].kill)
+
+    with running(model, None, target=FLOAT64, orchestrator=settings) as stack:
+        with pytest.raises(Unavailable, match="resume with output_token_ids") as told:
+            asyncio.run(run(stack))
+        assert told.value.output_tokens == len(ids) and told.value.retry_after_ms
+    assert tuple(ids) == reference.token_ids[: len(ids)]
 
 
 def test_resumed_elsewhere(unharmed: Stack, reference: Completion) -> None:
@@ -149,6 +168,14 @@ def test_resumed_elsewhere(unharmed: Stack, reference: Completion) -> None:
         rest = answers(other.endpoint, [ask])[0]
         assert rest.token_ids == reference.token_ids[cut:]
         assert rest.finished.usage.completion_tokens == len(reference.token_ids)
+
+
+def test_F83_a_draft_that_never_comes(unharmed: Stack, reference: Completion) -> None:
+    other = unharmed.add_orchestrator(DRAFTS="127.0.0.1:1")
+    for _ in range(3):
+        assert answers(other.endpoint, [Ask(PROMPT, LONG, {"seed": 5})])[0].token_ids == reference.token_ids
+    assert other.metric("specdec_spec_enabled") == 0 and unharmed.orchestrators[0].metric("specdec_spec_enabled") == 1
+    assert other.log.read_text().count("speculation is off") == 1
 
 
 def leave_after(endpoint: str, tokens: int, prompt: list[int]) -> None:
@@ -175,9 +202,12 @@ def test_F73_client_cancels(unharmed: Stack, tokens: int) -> None:
     until(lambda: sessions(unharmed.targets[0]) == 0 and sessions(unharmed.drafts[0]) == 0, 1.0)
 
 
-def test_F77_orchestrator_killed(stack: Stack) -> None:
-    with contextlib.suppress(Exception):
-        stream_with(stack.endpoint, 30, stack.orchestrators[0].kill)
+def test_F77_orchestrator_killed(stack: Stack, reference: Completion) -> None:
+    """The client goes on at another one, exactly; what the dead one held leaves both pools."""
+    endpoints = [stack.endpoint, stack.add_orchestrator().endpoint]
+    ids, finished = stream_with(endpoints, 30, stack.orchestrators[0].kill)
+    assert ids == reference.token_ids
+    assert finished.usage.completion_tokens == len(ids) and finished.finish_reason is FinishReason.LENGTH
     until(lambda: sessions(stack.drafts[0]) == 0, 2.0)
     until(lambda: sessions(stack.targets[0]) == 0, 4.0)  # the lease is one second
 
