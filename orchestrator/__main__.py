@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports that take seconds
+    from specdec.runtime.early import leave_on_signals
+
+    leave_on_signals()
+
 import asyncio
 import sys
 import time

@@ -40,14 +40,16 @@ def naive(engine: Engine, prefix: Sequence[int], count: int) -> list[int]:
 class Process:
     """`python -m draft_service` on free ports; killed at the end whatever happens."""
 
-    def __init__(self, model: Path, **settings: object) -> None:
+    def __init__(self, model: Path, code: str = "", **settings: object) -> None:
+        """`code` replaces the program."""
+        self._program = ("-c", code) if code else ("-m", "draft_service")
         values = {"MODEL": model, "DTYPE": "float64", "METRICS_PORT": 0, "SELF_TEST": "false", "KV_TOKENS": 4096, **settings}
         self._env = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_")}
         self._env |= {f"SPECDEC_{name}": str(value) for name, value in values.items()} | {"OMP_NUM_THREADS": "1"}
         self.ready: dict[str, str] = {}
 
     def __enter__(self) -> Process:
-        self.process = subprocess.Popen([sys.executable, "-m", "draft_service"], env=self._env, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([sys.executable, *self._program], env=self._env, stdout=subprocess.PIPE, text=True)
         watchdog = threading.Timer(READY_S, self.process.kill)
         watchdog.start()
         assert self.process.stdout is not None

@@ -52,7 +52,7 @@ class TargetProcess:
         watchdog.cancel()
         assert line.startswith("ready role=target "), line
         ready = dict(part.split("=", 1) for part in line.split()[1:])
-        self.port, self.metrics_port = int(ready["port"]), int(ready["metrics_port"])
+        self.port, self.metrics_port, self.health_port = (int(ready[name]) for name in ("port", "metrics_port", "health_port"))
 
     def end(self) -> None:
         self.process.kill()
@@ -80,6 +80,21 @@ def broken(settings, load=target.load):
     return engine, *rest
 
 target.load = broken
+sys.exit(target.main())
+"""
+
+
+# Loading never ends.
+SLOW_TO_LOAD = """
+import sys, time
+from pathlib import Path
+from target_service import __main__ as target
+
+def slow(settings):
+    Path({path!r}).touch()
+    time.sleep(3600)
+
+target.load = slow
 sys.exit(target.main())
 """
 

@@ -33,6 +33,7 @@ from specdec.v1 import draft_pb2, draft_pb2_grpc
 from specdec.vocabulary import vocabulary
 from tests.service.draft_client import PROMPT, Process, Stream, commit_of, naive, open_of, sent_of
 from tests.tiny import save_tiny, tiny_tokenizer
+from tests.unit.runtime.shell import SERVING, health
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -264,6 +265,39 @@ async def test_sigterm_announces_ends_streams_and_the_process_cleanly(model: Pat
             assert (await stream.until_load(lambda load: load.draining)).sessions == 1, "told before anything ends"
             assert await stream.code() is grpc.StatusCode.UNAVAILABLE
             assert await asyncio.to_thread(running.process.wait, 8) == 0
+
+
+HANGING = """
+import sys, time
+from draft_service import __main__ as draft
+
+def broken(config, load=draft.load_engine):
+    engine = load(config)
+    forward = engine.forward
+    def hanging(segments):
+        if any(299 in segment.tokens for segment in segments):
+            time.sleep(3600)
+        return forward(segments)
+    engine.forward = hanging
+    return engine
+
+draft.load_engine = broken
+sys.exit(draft.main())
+"""
+
+
+async def test_f170_a_hung_engine_shows_in_liveness_and_cannot_keep_the_process(model: Path) -> None:
+    with Process(model, HANGING, HUNG_STEP_MS=700, HEALTH_PORT=0) as running:
+        probes = open_channel(f"127.0.0.1:{running.ready['health_port']}")
+        async with open_channel(running.endpoint) as channel, probes:
+            assert await health(probes, "liveness") == SERVING
+            stream = Stream(channel)
+            await stream.send(open_of(tokens=(5, 299)))
+            async with asyncio.timeout(20):
+                while await health(probes, "liveness") == SERVING:
+                    await asyncio.sleep(0.02)
+            running.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(running.process.wait, 10) == 1
 
 
 async def test_metrics_are_served(process: Process, stream: Stream) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from specdec.engine import EngineConfig, EngineThread, load_engine_from_module
 from specdec.engine.weights import eos_ids, read_draft_ids, weights_digest
+from specdec.errors import EngineFault
 from tests.tiny import tiny_llama
 
 
@@ -95,6 +96,38 @@ async def test_thread_passes_errors_on_and_lives():
     thread.close()
     with pytest.raises(RuntimeError):
         await thread.run(divmod, 7, 2)
+
+
+@pytest.mark.parametrize("end", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
+async def test_f170_a_call_cannot_end_the_process_in_silence(end):
+    def leave():
+        raise end
+
+    thread = EngineThread()
+    with pytest.raises(EngineFault, match=type(end).__name__):
+        await thread.run(leave)
+    assert await thread.run(divmod, 7, 2) == (3, 1) and thread.alive(1.0)
+    thread.close()
+
+
+async def test_f170_when_the_thread_is_gone_every_call_hears_of_it(caplog):
+    thread = EngineThread()
+    release = threading.Event()
+    running = asyncio.ensure_future(thread.run(release.wait, 5.0))
+    while thread.running_since is None:
+        await asyncio.sleep(0.001)
+    thread._calls.put("what is no call")
+    queued = asyncio.ensure_future(thread.run(divmod, 7, 2))
+    await asyncio.sleep(0)
+    release.set()
+    assert await running is True
+    for call in (queued, thread.run(divmod, 7, 2)):
+        with pytest.raises(EngineFault, match="thread ended"):
+            await asyncio.wait_for(call, 5.0)
+    with pytest.raises(EngineFault, match="thread ended"):
+        thread.alive(1.0)
+    assert "thread ended" in caplog.text
+    thread.close()
 
 
 async def test_close_drops_what_is_queued():
