@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup env demo test test-all soak check format protos lock ci-tools gpu-check bench bench-peers
+.PHONY: help setup env demo test test-all soak check audit format protos lock ci-tools gpu-check bench bench-peers
 
 # The first Python that is new enough; PYTHON=… overrides it.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -49,8 +49,12 @@ check: env ## all gates: format, lint, types, walls, protos
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/walls.py
+	$(BIN)/python tools/audit.py
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python tools/protos.py --check
+
+audit: env ## the lock against pyproject.toml and .venv, then against known vulnerabilities (pip-audit, asks the network)
+	@$(BIN)/python tools/audit.py --vulnerabilities
 
 format: env ## rewrites the sources as the gates want them
 	$(BIN)/ruff format .
