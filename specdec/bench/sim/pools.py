@@ -1,8 +1,8 @@
 """All targets and drafts of a simulated system in one process: real gRPC on loopback ports, timers instead of engines.
 
 A target takes what waits into a step, as many sessions as there are; the step takes what the simulation says, and its answers leave in one
-message per orchestrator, like those of a real engine. A draft tells a session's ids when the time for them has passed; drafts do not wait
-for each other. `rtt_ms` is added half on the way in and half on the way out.
+message per orchestrator, like those of a real engine. A draft drafts an id for every session that wants some in each step, and tells the
+sessions that have all they want. `rtt_ms` is added half on the way in and half on the way out.
 """
 
 from __future__ import annotations
@@ -271,7 +271,8 @@ class Draft(_Server):
         super().__init__(*what)
         self._token_ms, self._hits = token_ms, hits
         self._sessions: dict[str, tuple[sim_draft.Session, Outlet]] = {}
-        self._ready: dict[Outlet, list[draft_pb2.DraftEvent]] = defaultdict(list)
+        self._work: dict[str, tuple[sim_draft.Session, sim_draft.Work, int, int]] = {}  # with the ids left to draft, and for which version
+        self._busy = False
 
     def _info_message(self) -> Any:
         return draft_pb2.DraftServiceGetModelInfoResponse(info=wire.model_info_to_wire(self.info))
@@ -304,29 +305,42 @@ class Draft(_Server):
                 del self._sessions[said.session_id]
 
     def _do(self, session: sim_draft.Session, work: sim_draft.Work | None) -> None:
-        if work is not None and (work.chain > 0 or work.branch):
-            self.wheel.after(self._token_ms * max(1, work.chain), self._drafted, session, work, session.version)
-
-    def _drafted(self, session: sim_draft.Session, work: sim_draft.Work, version: int) -> None:
-        held = self._sessions.get(session.name)
-        if session.version != version or held is None or held[0] is not session:
+        if work is None or (work.chain <= 0 and not work.branch):
+            self._work.pop(session.name, None)
             return
-        if not self._ready:
-            self.wheel.after(self.rtt_ms / 2 - 1.0, self._tell) if self.rtt_ms else asyncio.get_running_loop().call_soon(self._tell)
-        self._ready[held[1]] += session.tell(work)
-        if session.fresh:
-            session.fresh, session.path.proposed_at = False, clock() + self.rtt_ms / 2000
+        self._work[session.name] = session, work, max(1, work.chain), session.version
+        if not self._busy:
+            self._busy = True
+            self.wheel.after(self._token_ms, self._stepped)
 
-    def _tell(self) -> None:
-        ready, self._ready = self._ready, defaultdict(list)
+    def _stepped(self) -> None:
+        """An id for every session that wants one; who has all of its ids tells them."""
+        ready: dict[Outlet, list[draft_pb2.DraftEvent]] = defaultdict(list)
+        for name, (session, work, left, version) in list(self._work.items()):
+            held = self._sessions.get(name)
+            if session.version != version or held is None or held[0] is not session:
+                del self._work[name]
+            elif left > 1:
+                self._work[name] = session, work, left - 1, version
+            else:
+                del self._work[name]
+                ready[held[1]] += session.tell(work)
+                if session.fresh:
+                    session.fresh, session.path.proposed_at = False, clock() + self.rtt_ms / 2000
         for outlet, events in ready.items():
             for start in range(0, len(events), wire.MAX_ITEMS):
-                self.say(outlet, draft_pb2.DraftResponse(events=events[start : start + wire.MAX_ITEMS]).SerializeToString())
+                message = draft_pb2.DraftResponse(events=events[start : start + wire.MAX_ITEMS]).SerializeToString()
+                if self.rtt_ms:
+                    self.wheel.after(self.rtt_ms / 2, self.say, outlet, message)
+                else:
+                    self.say(outlet, message)
+        self._busy = bool(self._work)
+        if self._busy:
+            self.wheel.after(self._token_ms, self._stepped)
 
     def lost(self, outlet: Outlet) -> None:
         for name in [name for name, (_, its) in self._sessions.items() if its is outlet]:
             del self._sessions[name]
-        self._ready.pop(outlet, None)
 
 
 async def beats(servers: list[_Server], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:

@@ -47,7 +47,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`draft_ms` = a draft's time for a token; `hits` = how often the draft's other guess is how a block ends; `tokens`, `prompt`: of each
+    """`draft_ms` = a draft's step, one token of each session; `hits` = how often the draft's other guess is how a block ends; `tokens`, `prompt`: of each
     answer; `adaptive` 1 = the orchestrator chooses each block's length, up to `block`."""
 
     targets: int = 1
@@ -58,7 +58,7 @@ class Scenario:
     step_ms: float = 20.0
     row_ms: float = 0.02
     rtt_ms: float = 0.0
-    draft_ms: float = 1.0
+    draft_ms: float = 2.0
     hits: float = 0.6
     block: int = 4
     tokens: int = 256
