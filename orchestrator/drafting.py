@@ -126,9 +126,11 @@ class DraftSide:
         told = self._tell(self._commit(*self._missed_after, missed)) if missed else []
         return [*told, *self._tell(terms.Resume(self._request.session_id))]
 
-    def lost(self) -> list[Command]:
+    def lost(self, alive: bool) -> list[Command]:
+        """`alive`: it is of no use, and holds the session still."""
+        told = self.close() if alive else []
         lost, self.name = self.name, ""
-        return [Count("draft_lost"), PlaceDraft(lost)]
+        return [*told, Count("draft_lost"), PlaceDraft(lost)]
 
     def resync(self, committed: Sequence[int], lookahead: Lookahead, in_flight: Block | None) -> list[Command]:
         """The draft lost the thread; it begins again unless it did so too often."""

@@ -1,6 +1,4 @@
-"""One generation as a state machine: event in, commands out. No await, no clock, no socket, no torch.
-
-States are in states.py.
+"""One generation as a state machine (states.py): event in, commands out. No await, no clock, no socket, no torch.
 
 Theory. The committed tokens are the only truth, and only a target's result extends them. Everything else may be lost, late,
 repeated or wrong without changing them: a proposal is used where its named prefix fits and nowhere else; an answer counts only for
@@ -28,10 +26,9 @@ from orchestrator.states import State
 from orchestrator.tally import SOURCES, Tally, origins, word
 from orchestrator.targeting import TargetSide
 from specdec import terms
-from specdec.errors import DeadlineExceeded, ProtocolFault, SpecdecError
+from specdec.errors import ProtocolFault, SpecdecError
 from specdec.terms import FinishReason, RejectionMethod, Result
 
-MAX_EXPIRED = 3  # times one round may expire in the target's queue
 OVERDUE_MARGIN_MS = 500.0  # what an answer may take past the deadline it was given
 SILENT_MS = 2000.0  # a target that should go on by itself is asked again after this
 
@@ -98,8 +95,7 @@ class Generation:
             case ev.DraftPlaced():
                 self._tell(*self.drafting.placed(event, self.committed, self.lookahead, self._in_flight()))
             case ev.DraftLost(alive=alive):
-                self._tell(*(self.drafting.close() if alive else ()))
-                self._on_draft_lost()
+                self._on_draft_lost(alive)
             case ev.Cancelled():
                 self._end()
             case ev.ReaderBehind():
@@ -174,8 +170,8 @@ class Generation:
         """The block of the open round."""
         return self.at.block if self.state in (State.VERIFYING, State.GOING, State.BACKING_OFF) else None
 
-    def _on_draft_lost(self) -> None:
-        self._tell(*self.drafting.lost())
+    def _on_draft_lost(self, alive: bool) -> None:
+        self._tell(*self.drafting.lost(alive))
         self._give_up_waiting()
 
     def _on_drafted(self, said: terms.DraftEvent) -> None:
@@ -280,9 +276,9 @@ class Generation:
 
     def _on_expired(self) -> None:
         self.at.expired += 1
-        if self.at.expired < MAX_EXPIRED:
-            return self._ask_again()
-        self._fail(DeadlineExceeded(f"the target did not get to the session in {MAX_EXPIRED * self._step_deadline_ms} ms"))
+        if (error := self.moving.expired(self.at.expired, self._step_deadline_ms)) is not None:
+            return self._fail(error)
+        self._ask_again()
 
     def _ask_again(self) -> None:
         """The open round once more; the next one, when the target went on by itself."""

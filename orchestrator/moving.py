@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from orchestrator.events import Command, PlaceTarget, SeekRoom, StartTimer, StopTimer, Timer
 from orchestrator.patience import Patience
-from specdec.errors import InternalFault, SpecdecError, Unavailable, fault
+from specdec.errors import DeadlineExceeded, InternalFault, SpecdecError, Unavailable, fault
 from specdec.terms import Failed, NoRoom
 
 MAX_RETRY_MS = 10_000  # longest a target's word keeps a session from asking again
+MAX_EXPIRED = 3  # times one round may expire in the target's queue
 COME_BACK_MS = 1000  # when a client may ask again: a restarted target needs longer, another orchestrator no time
 
 
@@ -82,6 +83,12 @@ class Moving:
         if not isinstance(error, Unavailable):
             return error
         return None if self._patience.refused() else gone(str(error), output_tokens)
+
+    def expired(self, times: int, deadline_ms: int) -> SpecdecError | None:
+        """The target did not get to the round, for so many times."""
+        if times < MAX_EXPIRED:
+            return None
+        return DeadlineExceeded(f"the target did not get to the session in {MAX_EXPIRED * deadline_ms} ms")
 
     def nobody(self, output_tokens: int) -> SpecdecError:
         """The wait for a target is over."""

@@ -232,7 +232,7 @@ def test_a_draft_that_is_lost_at_rest_is_replaced() -> None:
     scene = Scene()
     scene.place()
     scene.commit(4, drafts=False)
-    assert names(scene.side.lost()) == ["Count", "PlaceDraft"]
+    assert names(scene.side.lost(alive=False)) == ["Count", "PlaceDraft"]
     assert scene.commit(5, drafts=False) == [] == scene.commit(6)
     assert names(scene.place()) == ["Open"]
 
