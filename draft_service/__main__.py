@@ -116,6 +116,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         model_dir=settings.model,
         dtype=settings.dtype,
         path=settings.engine_path,
+        simulated=settings.sim,
         device=settings.device,
         kv_tokens=settings.kv_tokens,
         threads=settings.threads,

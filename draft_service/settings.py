@@ -12,7 +12,8 @@ from specdec.runtime.settings import CommonSettings, setting
 class Settings(CommonSettings):
     model: Path = setting(doc="folder of the draft model, its tokenizer included")
     dtype: str = setting("int8", choices=("int8", "float32", "float64", "bfloat16"), doc="number format")
-    engine_path: str = setting("auto", choices=("auto", "lean", "generic"), doc="which implementation of the model runs")
+    engine_path: str = setting("auto", choices=("auto", "lean", "generic", "sim"), doc="which forward the engine uses; sim = no model")
+    sim: str = setting("", doc="of a simulated engine, name=number,…: step_ms, row_ms, prefill_ms, knee, beyond_ms, seed, acceptance")
     device: str = setting("cpu", choices=("cpu", "cuda"), doc="where the model runs; cuda takes no int8")
     threads: int = setting(1, low=1, high=256, doc="threads inside one operation")
     kv_tokens: int = setting(16384, low=64, doc="room for keys and values, tokens over all sessions")

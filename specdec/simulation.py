@@ -61,7 +61,7 @@ def _next(token: int, vocab_size: int) -> int:
 
 def simulation(text: str, field: str) -> Simulation:
     """`name=number,…` → a simulation; what is not named keeps its default. Raises InvalidRequest naming `field`."""
-    kinds = {entry.name: type(entry.default) for entry in fields(Simulation)}
+    kinds: dict[str, type[int] | type[float]] = {entry.name: int if entry.type == "int" else float for entry in fields(Simulation)}
     values: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, number = part.partition("=")

@@ -37,6 +37,7 @@ def load(settings: Settings) -> tuple[Engine, Vocabulary, GrammarCompiler]:
         model_dir=settings.model,
         dtype=settings.dtype,
         path=settings.engine_path,
+        simulated=f"{settings.sim},acceptance=1",  # what a target says is right
         device=settings.device,
         kv_tokens=settings.kv_tokens,
         threads=settings.threads,

@@ -13,7 +13,8 @@ from specdec.terms import MAX_ROUND_RESULTS
 class Settings(CommonSettings):
     model: Path = setting(doc="folder of the model")
     dtype: str = setting("int8", choices=("int8", "float32", "float64", "bfloat16"), doc="number format of the engine")
-    engine_path: str = setting("auto", choices=("auto", "lean", "generic"), doc="which forward the engine uses")
+    engine_path: str = setting("auto", choices=("auto", "lean", "generic", "sim"), doc="which forward the engine uses; sim = no model")
+    sim: str = setting("", doc="of a simulated engine, name=number,…: step_ms, row_ms, prefill_ms, knee, beyond_ms, seed")
     device: str = setting("cpu", choices=("cpu", "cuda"), doc="where the model runs; cuda takes no int8")
     threads: int = setting(1, low=1, high=1024, doc="threads inside one operation")
     kv_tokens: int = setting(8192, low=64, doc="room for keys and values, tokens of all sessions together")

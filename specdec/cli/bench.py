@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.cli import paint, system
+from specdec.cli import bench_sim, paint, system
 from specdec.cli.connection import add_credentials, connected
 from specdec.errors import InvalidRequest, SpecdecError
 from specdec.runtime.settings import no_color
@@ -47,9 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON: figures, raw times, machine, versions, command")
     parser.add_argument("--json", action="store_true", help="the figures as one JSON object instead of tables")
     system.add_arguments(parser)
+    bench_sim.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.sim:
+        return bench_sim.run(arguments)
     from specdec.bench.experiment import Outcome
 
     outcome = Outcome(_experiment(arguments))

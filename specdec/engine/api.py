@@ -14,7 +14,7 @@ from specdec.engine.batch import Segment
 from specdec.errors import EngineFault
 
 DTYPES = ("int8", "float32", "float64", "bfloat16")
-PATHS = ("auto", "lean", "generic")
+PATHS = ("auto", "lean", "generic", "sim")
 DEVICES = ("cpu", "cuda")
 
 
@@ -28,7 +28,8 @@ class EngineConfig:
 
     `dtype`: int8 (weights and activations, batch-invariant), float32, float64 (the reference), bfloat16.
     `device`: cpu, or cuda: float32, float64 and bfloat16 on a GPU, where the batch decides the kernels and so a row's last bits.
-    `path`: lean (own forward of the Llama shape), generic (transformers' modules), auto (lean where it fits).
+    `path`: lean (own forward of the Llama shape), generic (transformers' modules), auto (lean where it fits), sim (no model: sim.py, by
+    what `simulated` says).
     `kv_tokens`: bound on K/V over all slots; 8192 are 377 MB for SmolLM2-135M, whose token takes 46 KB.
     `max_rows`: most tokens in one call. `window`: longest slot; None = what the model was made for, or kv_tokens when that is less.
     `reduced_head`: score only the ids of model_dir/draft_vocab.json when the file is there.
@@ -49,6 +50,7 @@ class EngineConfig:
     native: bool = True
     replay: bool = True
     self_test: bool = True
+    simulated: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -23,7 +23,9 @@ from specdec.engine.paged import PagedStore
 from specdec.engine.quantize import Linears, has_vnni, supported
 from specdec.engine.ragged import Model, Planner, RaggedEngine, Store
 from specdec.engine.shape import LlamaShape, llama_shape, refuse_if_unable_to_roll_back
+from specdec.engine.sim import simulated_engine
 from specdec.engine.weights import FolderWeights, eos_ids, read_config, read_draft_ids, read_eos_ids, safetensors_of, weights_digest
+from specdec.vocabulary import vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 def load_engine(config: EngineConfig) -> Engine:
     """Call it on the thread that will own the engine. Raises UnsupportedModel."""
     folder = Path(config.model_dir)
+    if config.path == "sim":
+        return simulated_engine(config, vocabulary(folder))
     raw = read_config(folder)
     source = _Source(raw, read_eos_ids(folder, raw), None)
     if config.reduced_head:

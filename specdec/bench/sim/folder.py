@@ -20,8 +20,8 @@ def write(folder: Path) -> Vocabulary:
     words = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(first + second for first, second in pairs)]
     tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, pairs))
     tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"model_type": "simulated", "vocab_size": len(words), "eos_token_id": 2, "max_position_embeddings": WINDOW}
     (folder / "config.json").write_text(json.dumps(config))

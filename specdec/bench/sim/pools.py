@@ -100,12 +100,12 @@ class _Server:
         self._outlets: list[Outlet] = []
 
     async def start(self) -> None:
-        info = self._info_message().SerializeToString()
+        info: bytes = self._info_message().SerializeToString()
 
         async def tell_info(request: bytes, context: Context) -> bytes:
             return info
 
-        handlers = {
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             self.method: grpc.stream_stream_rpc_method_handler(self._stream),
             "GetModelInfo": grpc.unary_unary_rpc_method_handler(tell_info),
         }

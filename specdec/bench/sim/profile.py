@@ -19,15 +19,20 @@ EVERY_S = 0.002
 SECTIONS = (
     ("wire", ("/specdec/wire/", "/specdec/v1/", "/google/protobuf/", "/orchestrator/fronts/responses")),
     ("metrics", ("/opentelemetry/", "/runtime/telemetry", "/prometheus_client/", "/orchestrator/observe", "/orchestrator/fronts/meters")),
+    ("grpc", ("/grpc/", "/orchestrator/peers", "/orchestrator/fronts/relay", "/runtime/interceptor")),
     ("text", ("/orchestrator/answer", "/orchestrator/detokenise", "/orchestrator/stops", "/orchestrator/text")),
     ("proposals", (
         "/orchestrator/lookahead", "/orchestrator/sources", "/orchestrator/ngram", "/orchestrator/drafting", "/specdec/hashing",
         "/orchestrator/pac", "/orchestrator/control/",
     )),
-    ("generation", ("/orchestrator/generation", "/orchestrator/targeting", "/orchestrator/going", "/orchestrator/tally", "/orchestrator/patience",
-                    "/orchestrator/checks", "/orchestrator/events")),
-    ("driver", ("/orchestrator/driver", "/orchestrator/pools", "/orchestrator/handle", "/orchestrator/place")),
-    ("grpc", ("/grpc/", "/orchestrator/peers", "/orchestrator/fronts/", "/runtime/interceptor")),
+    ("generation", (
+        "/orchestrator/generation", "/orchestrator/targeting", "/orchestrator/going", "/orchestrator/tally", "/orchestrator/patience",
+        "/orchestrator/checks", "/orchestrator/events", "/orchestrator/moving",
+    )),
+    ("grpc", ("/orchestrator/handle",)),  # what grpc does in C is seen at the first line of Python behind it
+    ("driver", tuple(f"/orchestrator/{name}" for name in (
+        "driver", "pools", "place", "live", "door", "alarms", "admission", "ejection", "breaker", "handover", "hunger", "prefix",
+    ))),
 )  # fmt: skip
 REST = "event loop"
 
@@ -40,7 +45,7 @@ def section(frame: FrameType | None) -> tuple[str, str]:
             if any(part in name for part in parts):
                 return (
                     title,
-                    f"{name.rsplit('/', 1)[-1]}:{frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name}",
+                    f"{name.rsplit('/', 1)[-1]}:{frame.f_code.co_qualname}",
                 )
         frame = frame.f_back
     return REST, ""

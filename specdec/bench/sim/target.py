@@ -19,8 +19,8 @@ class Session:
     """`decided` = committed tokens as the target knows them. `broken` counts what the orchestrator sent and the path does not say."""
 
     __slots__ = (
-        "aheads", "answered_at", "block", "broken", "credit", "decided", "end", "epoch", "held", "name", "own", "path", "pending", "prefill",
-        "round", "running", "unasked",
+        "aheads", "answered_at", "block", "broken", "credit", "decided", "end", "epoch", "held", "name", "own", "path", "pending",
+        "prefill", "round", "running", "unasked",
     )  # fmt: skip
 
     def __init__(self, name: str, epoch: int, path: Path, committed: int, max_tokens: int) -> None:
