@@ -204,9 +204,10 @@ class Driver:
         forked = False  # the others of the request start now, from this session's keys and values
         for command in commands:
             match command:
-                case ev.ToTarget(name, terms.Close() as item) if forked:  # behind their first Steps, which leave in this turn
-                    asyncio.get_running_loop().call_soon(self._targets.send, name, item)
                 case ev.ToTarget(name, item):
+                    if forked and isinstance(item, terms.Close):  # behind their first Steps, which leave in this turn
+                        asyncio.get_running_loop().call_soon(self._targets.send, name, item)
+                        continue
                     item = self._door.bounded(item) if isinstance(item, terms.Step) else item
                     self._targets.send(name, item)
                     if isinstance(item, terms.Step):

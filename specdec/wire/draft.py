@@ -173,17 +173,19 @@ def proposal_from_wire(message: draft_pb2.Proposal) -> terms.Proposal:
     tokens = ids(message.tokens, "proposal.tokens")
     if not tokens:
         raise InvalidRequest("proposal.tokens", "must hold at least one token")
-    if message.confidences and len(message.confidences) != len(tokens):
+    confidences = tuple(message.confidences)
+    if confidences and len(confidences) != len(tokens):
         raise InvalidRequest("proposal.confidences", f"one per token or none at all: {len(tokens)} tokens")
-    if not all(0.0 <= c <= 1.0 for c in message.confidences):
-        raise InvalidRequest("proposal.confidences", "must be finite numbers in [0, 1]")
+    for confidence in confidences:
+        if not 0.0 <= confidence <= 1.0:
+            raise InvalidRequest("proposal.confidences", "must be finite numbers in [0, 1]")
     return terms.Proposal(
         session_id=message.session_id,
         epoch=message.epoch,
         prefix_length=message.prefix_length,
         prefix_hash=message.prefix_hash,
         tokens=tokens,
-        confidences=tuple(message.confidences),
+        confidences=confidences,
         distributions=distributions(message.distributions, len(tokens), "proposal.distributions"),
     )
 

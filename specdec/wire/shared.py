@@ -233,8 +233,10 @@ def distribution_from_wire(message: common_pb2.DraftDistribution, field: str) ->
 
 
 def distributions(messages: Sequence[Any], count: int, field: str) -> tuple[terms.DraftDistribution | None, ...]:
+    if not messages:
+        return ()
     bounded(messages, MAX_DISTRIBUTIONS, field, "MAX_DISTRIBUTIONS")
-    if messages and len(messages) != count:
+    if len(messages) != count:
         raise InvalidRequest(field, f"one per proposal or none: {count} proposals, {len(messages)} distributions")
     return tuple(distribution_from_wire(m, f"{field}[{i}]") for i, m in enumerate(messages))
 

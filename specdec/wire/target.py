@@ -71,7 +71,7 @@ def step_to_wire(step: terms.Step) -> target_pb2.Step:
         num_proposed=step.num_proposed,
         run_ahead=step.run_ahead,
         remaining_ms=step.remaining_ms,
-        distributions=[distribution_to_wire(q) for q in step.distributions],
+        distributions=[distribution_to_wire(q) for q in step.distributions] if step.distributions else None,
         begin=None if step.begin is None else begin_to_wire(step.begin),
     )
 
@@ -205,19 +205,20 @@ def _result_from_wire(message: target_pb2.Result) -> terms.Result:
     tokens = ids(message.tokens, "result.tokens")
     if message.num_accepted > message.num_verified or message.num_accepted > len(tokens):
         raise ProtocolFault("result: num_accepted exceeds num_verified or the tokens present")
-    if message.logprobs and len(message.logprobs) != len(tokens):
-        raise ProtocolFault(f"result: {len(tokens)} tokens with {len(message.logprobs)} logprobs")
+    logprobs, prompt_logprobs = message.logprobs, message.prompt_logprobs
+    if logprobs and len(logprobs) != len(tokens):
+        raise ProtocolFault(f"result: {len(tokens)} tokens with {len(logprobs)} logprobs")
     return terms.Result(
         prefix_length=message.prefix_length,
         kv_length_after=message.kv_length_after,
         num_verified=message.num_verified,
         num_accepted=message.num_accepted,
         tokens=tokens,
-        logprobs=tuple(logprobs_from_wire(entry) for entry in message.logprobs),
+        logprobs=tuple(logprobs_from_wire(entry) for entry in logprobs) if logprobs else (),
         forced=tuple(message.forced),
         finish=finish_from_wire(message.finish),
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
-        prompt_logprobs=tuple(logprobs_from_wire(entry) for entry in message.prompt_logprobs),
+        prompt_logprobs=tuple(logprobs_from_wire(entry) for entry in prompt_logprobs) if prompt_logprobs else (),
     )
 
 

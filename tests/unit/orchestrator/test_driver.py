@@ -309,7 +309,7 @@ async def test_equal_numerics_are_preferred(monkeypatch: pytest.MonkeyPatch) -> 
         target.info, target.silent = replace(target.info, numerics_fingerprint="even" if i % 2 == 0 else "odd"), True
     told: list[bool] = []
     monkeypatch.setattr(Observer, "replaced", lambda self, *, equal, reason: told.append(equal))
-    for i in range(8):
+    for i in range(32):  # so many that one of them is at the target that falls
         pools.start(f"s{i}", k=0)
     before = {name: live.target for name, live in pools.driver._live.items()}
     pools.targets[0].fall()
