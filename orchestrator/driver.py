@@ -52,7 +52,7 @@ class Driver:
         self._requests = Counter[str]()  # live sessions by request
         self._door = Door(settings, self._turn_away)
         self._events: deque[tuple[str, ev.Event | None]] = deque()  # None = begin
-        self._working = self._closing = False
+        self._working = self._closing = self._draft_wanted = False
         self.pools = Pools(settings, self.orchestrator_id, vocabulary_fingerprint, self)
         self._targets, self._drafts = self.pools.targets, self.pools.drafts
         self._speculation = Speculation(bool(settings.drafts), lambda: self._drafts.serves)
@@ -154,7 +154,11 @@ class Driver:
             return
         self._working, self._desk.now_ms = True, time.perf_counter() * 1000
         try:
-            while self._events:
+            while self._events or self._draft_wanted:
+                if not self._events:  # drafts come behind targets: a session goes where others of its target are
+                    self._draft_wanted = False
+                    self._place_drafts()
+                    continue
                 session_id, event = self._events.popleft()
                 live = self._live.get(session_id)
                 if live is not None:
@@ -179,7 +183,7 @@ class Driver:
                 self._forget(session_id, live)
 
     def _count_placement(self, live: Live) -> None:
-        generation = live.generation
+        generation, before = live.generation, (live.draft, live.target)
         if live.target != generation.target:
             self._targets.places.moved(live.target, generation.target)
             live.target = generation.target
@@ -189,6 +193,7 @@ class Driver:
         if live.draft != generation.drafting.name:
             self._drafts.places.moved(live.draft, generation.drafting.name)
             live.draft = generation.drafting.name
+        self._drafts.places.paired(before, (live.draft, live.target))
 
     def _on_target(self, live: Live) -> None:
         """Whether the text of a session that moved is still sure to be the same."""
@@ -242,7 +247,7 @@ class Driver:
                     self._seek_room(session_id, live, full)
                 case ev.PlaceDraft(avoid):
                     self._drafts.places.want(session_id, avoid)
-                    self._place_drafts()
+                    self._draft_wanted = True
                 case ev.Finish(reason, stop_token_id, stats):
                     live.undelivered.end(Ended(reason, stop_token_id, stats))
                     forked |= self._prefix_ready(live, live.generation.target)
@@ -259,6 +264,7 @@ class Driver:
         live.pace.moved("")
         self._targets.places.forget(session_id, live.target)
         self._drafts.places.forget(session_id, live.draft)
+        self._drafts.places.paired((live.draft, live.target), ("", ""))
         del self._live[session_id]
         self._requests[live.request_id] -= 1
         if not self._requests[live.request_id]:
@@ -300,7 +306,7 @@ class Driver:
             self.feed(session_id, ev.TargetPlaced(name))
 
     def _place_drafts(self) -> None:
-        for session_id, name, why in self._drafts.places.place():
+        for session_id, name, why in self._drafts.places.place(lambda session_id: About(target=self._live[session_id].target)):
             self.observer.placed(self._drafts.name, why)
             info = self._drafts.peers[name].info
             assert info is not None  # it is connected

@@ -17,6 +17,7 @@ from specdec.terms import DraftLoad, TargetBeat
 
 PREFIX_WORTH = 0.5  # a target that has the whole prompt may have so much more load than the better of two others,
 PREFIX_SESSIONS = 4  # counted as if it had so many more sessions: among idle ones the cache decides
+COMPANY_WORTH = 0.25  # a draft with sessions of the same target may have so much more load than the better of two others, and one session
 MOST_FULL = 0.99  # share of the KV room; loads stay finite
 LATE_WEIGHT = 3.0  # a draft that is behind at every commit counts as one with four times the sessions
 STEP_MEMORY = 7 / 8  # of the time of a step, from report to report: what is predicted swings with every prompt
@@ -26,7 +27,8 @@ STEP_MEMORY = 7 / 8  # of the time of a step, from report to report: what is pre
 class Candidate:
     """A replica that may take sessions. `sessions` = placed by us now; `load` in ms; `numerics` = the fingerprint of its arithmetic: equal
     ones decide the same tokens; `prefix` = tokens of the session's beginning that it has in its cache, most likely; `step_ms` = load of one
-    session more."""
+    session more; `company` = sessions there whose target is this one's too: what one step decides for all of them is one message to it, and
+    they come back in one."""
 
     name: str
     sessions: int
@@ -34,6 +36,7 @@ class Candidate:
     numerics: str = ""
     prefix: int = 0
     step_ms: float = 1.0
+    company: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ def choose(
     first = fit[int(random[0] * len(fit))]
     second = fit[int(random[1] * len(fit))]
     best = min(first, second, key=_busy)
+    if near := [c for c in fit if c.company and c.load - best.load <= COMPANY_WORTH * best.load + c.step_ms]:
+        return min(near, key=lambda c: (-c.company, *_busy(c))).name
     worth = [c for c in fit if c.prefix and c.load - best.load <= _worth(c, tokens) * (best.load + PREFIX_SESSIONS * c.step_ms)]
     return min(worth, key=lambda c: (-c.prefix, *_busy(c)), default=best).name
 

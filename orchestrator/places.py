@@ -18,10 +18,12 @@ LIGHTER = 0.5  # share of the load that makes moving a hungry session worth a pr
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a session's place depends on: the fingerprint of its first replica and, where caches count, its tokens."""
+    """What a session's place depends on: the fingerprint of its first replica and, where caches count, its tokens; for a draft, the target
+    that it is at."""
 
     numerics: str = ""
     tokens: Sequence[int] = ()
+    target: str = ""
 
 
 class Places:
@@ -34,6 +36,7 @@ class Places:
         self._wants: dict[str, tuple[str, str]] = {}  # session -> replica to avoid, replica to prefer
         self._reports: dict[str, Report] = {}
         self._prefixes = PrefixIndex()
+        self._pairs = Counter[tuple[str, str]]()  # sessions by replica and target
 
     @property
     def wanted(self) -> int:
@@ -57,6 +60,17 @@ class Places:
                 del self.sessions[old]
                 self._vacated(old)
 
+    def paired(self, old: tuple[str, str], new: tuple[str, str]) -> None:
+        """A session has another replica and target; empty = none."""
+        if old == new:
+            return
+        if all(new):
+            self._pairs[new] += 1
+        if all(old):
+            self._pairs[old] -= 1
+            if not self._pairs[old]:
+                del self._pairs[old]
+
     def heard(self, name: str, beat: Any) -> None:
         """A load report."""
         self._reports[name] = self._report(name).heard(beat, self.sessions[name])
@@ -72,7 +86,7 @@ class Places:
             if session_id not in self._wants:
                 continue
             what = about(session_id)
-            candidates = {c.name: c for c in self._candidates(what.tokens)}
+            candidates = {c.name: c for c in self._candidates(what.tokens, what.target)}
             draws = random.random(), random.random()
             name = choose(list(candidates.values()), avoid, draws, what.numerics, prefer, len(what.tokens))
             if name is None:
@@ -94,7 +108,7 @@ class Places:
         most = LIGHTER * self._report(name).load(self.sessions[name] - 1)
         return any(peer.name != name and self._load(peer.name) <= most for peer in self._eligible())
 
-    def _candidates(self, tokens: Sequence[int] = ()) -> list[Candidate]:
+    def _candidates(self, tokens: Sequence[int] = (), target: str = "") -> list[Candidate]:
         holders = self._prefixes.holders(tokens)
         return [
             Candidate(
@@ -104,6 +118,7 @@ class Places:
                 peer.info.numerics_fingerprint if peer.info is not None else "",
                 holders.get(peer.info.boot_id, 0) if peer.info is not None else 0,
                 self._report(peer.name).step_ms,
+                self._pairs[peer.name, target],
             )
             for peer in self._eligible()
         ]

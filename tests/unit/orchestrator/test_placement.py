@@ -244,3 +244,32 @@ def test_hunger() -> None:
     told = [i for i in range(3 * PATIENCE) if starved.round("miss")]
     assert told == [PATIENCE - 1, 2 * PATIENCE - 1, 3 * PATIENCE - 1]
     assert not any(starved.round(other) for other in ("off", "ngram", "forced", "no_draft", "prefill") for _ in range(100))
+
+
+def test_a_draft_that_serves_the_same_target_is_preferred_while_it_has_little_more_to_do() -> None:
+    def drafts(load: float) -> list[Candidate]:
+        return [Candidate("a", 4, 5.0), Candidate("b", 5, load, company=3), Candidate("c", 4, 5.0, company=1)]
+
+    assert choose(drafts(6.0), "", (0.0, 0.0)) == "b"
+    assert choose(drafts(7.25), "", (0.0, 0.0)) == "b"
+    assert choose(drafts(7.5), "", (0.0, 0.0)) == "c"
+    assert choose(drafts(6.0), "b", (0.0, 0.0)) == "c"
+
+
+def test_sessions_of_a_target_gather_at_a_draft_and_no_draft_is_left_out() -> None:
+    """They come and go, as sessions do; each goes where its target's others are unless that draft is busy."""
+    draw = random.Random(3)
+    held: list[tuple[str, str]] = []
+    for turn in range(2000):
+        target = f"t{turn % 4}"
+        loads = Counter(draft for draft, _ in held)
+        company = Counter(draft for draft, its in held if its == target)
+        fit = [Candidate(d, loads[d], 1.0 + loads[d], company=company[d]) for d in ("a", "b", "c", "d")]
+        chosen = choose(fit, "", (draw.random(), draw.random()))
+        assert chosen is not None
+        held.append((chosen, target))
+        if len(held) > 80:
+            held.pop(draw.randrange(len(held)))
+    together = sum(Counter(draft for draft, its in held if its == f"t{i}").most_common(1)[0][1] for i in range(4))
+    loads = Counter(draft for draft, _ in held)
+    assert together > 0.7 * len(held) and min(loads.values()) > 10
