@@ -118,13 +118,13 @@ class Lookahead:
             if tokens[:behind] != tuple(self._recent[-behind:]) or len(tokens) <= behind:
                 return 0
             node, skip = self._root, behind
-        added = 0
+        added, distributions, confidences = 0, proposal.distributions, proposal.confidences
+        drawn, sure = len(distributions), len(confidences)
         for i in range(skip, len(tokens)):
-            child = node.children.get(tokens[i])
+            token = tokens[i]
+            child = node.children.get(token)
             if child is None:
-                distribution = proposal.distributions[i] if i < len(proposal.distributions) else None
-                confidence = proposal.confidences[i] if i < len(proposal.confidences) else 0.0
-                child = self._grow(node, tokens[i], distribution, confidence)
+                child = self._grow(node, token, distributions[i] if i < drawn else None, confidences[i] if i < sure else 0.0)
                 if child is None:
                     break
                 self._newest = child
@@ -134,8 +134,8 @@ class Lookahead:
 
     def _find(self, depth: int, hash_: int) -> _Node | None:
         """The node so far below the root whose prefix has this hash."""
-        if depth < 0:
-            return None
+        if depth <= 0:
+            return self._root if depth == 0 and self.hash == hash_ else None
         level = [self._root]
         for _ in range(depth):
             level = [child for node in level for child in node.children.values()]
@@ -162,9 +162,12 @@ class Lookahead:
         """The first-arrived chain below the root, at most `num_tokens` long; EMPTY on a miss."""
         nodes: list[_Node] = []
         node = self._root
-        while len(nodes) < num_tokens and node.children:
-            node = next(iter(node.children.values()))
-            nodes.append(node)
+        for _ in range(num_tokens):
+            for node in node.children.values():  # the first of them
+                nodes.append(node)
+                break
+            else:
+                break
         return _chain(nodes) if nodes else EMPTY
 
     def newest(self) -> Block:
