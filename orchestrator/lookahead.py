@@ -163,11 +163,11 @@ class Lookahead:
         nodes: list[_Node] = []
         node = self._root
         for _ in range(num_tokens):
-            for node in node.children.values():  # the first of them
-                nodes.append(node)
+            first = next(iter(node.children.values()), None)
+            if first is None:
                 break
-            else:
-                break
+            nodes.append(first)
+            node = first
         return _chain(nodes) if nodes else EMPTY
 
     def newest(self) -> Block:
