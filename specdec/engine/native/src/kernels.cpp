@@ -12,6 +12,10 @@
 
 namespace {
 
+// Bytes of weights that may stay in a cache from pass to pass: what a core has of it, on the CPUs of today. What a virtual machine says about
+// its cache is that of the whole host.
+constexpr int64_t CACHE = 64 << 20;
+
 struct Layer {
     const float* before_attention;
     Linear qkv;
@@ -52,7 +56,7 @@ struct Bytes {
     std::vector<int32_t> sum;
     int64_t width;
 
-    Bytes(int64_t rows, int64_t n) : values(rows * n), scale(rows), sum(rows), width(n) {}
+    Bytes(int64_t rows, int64_t n) : values(std::max(rows, TILE_ROWS) * n), scale(rows), sum(rows), width(n) {}
     Quantised view() { return {values.data(), scale.data(), sum.data(), width}; }
 };
 
@@ -86,6 +90,10 @@ class Engine {
           segment_of_(model.most_rows),
           position_(model.most_rows) {
         m_.layers = layers_.data();
+        int64_t weights = model.head.panels() * PANEL * model.head.in;
+        for (const Layer& layer : layers_)
+            for (const Linear& linear : {layer.qkv, layer.out, layer.gate_up, layer.down}) weights += linear.panels() * PANEL * linear.in;
+        paced_ = FASTER_THAN_MEMORY && weights > CACHE;
     }
 
     void run(const Batch& batch) {
@@ -149,7 +157,7 @@ class Engine {
     template <class Sink>
     void product(const Linear& linear, const Quantised& rows, int64_t count, int me, const Sink& sink) {
         const Share mine(linear.panels(), me, crew_.size());
-        multiply(linear, rows, count, mine.from, mine.to, sink);
+        multiply(linear, rows, count, mine.from, mine.to, paced_, sink);
     }
 
     void added_product(const Linear& linear, const Quantised& rows, int64_t count, int me) {
@@ -221,6 +229,7 @@ class Engine {
     std::vector<int32_t> segment_of_;
     std::vector<int64_t> position_, first_row_;
     std::vector<Tile> tiles_;
+    bool paced_;  // a pass reads its weights from memory
 };
 
 }  // namespace
@@ -265,7 +274,7 @@ EXPORT void specdec_product(const Linear* linear, const float* rows, int64_t cou
     Bytes bytes(count, linear->in);
     const Quantised quantised = bytes.view();
     for (int64_t r = 0; r < count; r++) quantise(rows + r * linear->in, linear->in, quantised, r);
-    multiply(*linear, quantised, count, 0, linear->panels(), [&](int64_t r, int64_t column, const Sums& sums) {
+    multiply(*linear, quantised, count, 0, linear->panels(), false, [&](int64_t r, int64_t column, const Sums& sums) {
         float* to = out + r * padded(linear->out) + column;
         for (int j = 0; j < 4; j++) store(to + j * LANES, number(*linear, sums, j, column, quantised.scale[r]));
     });

@@ -31,6 +31,7 @@ struct Sums {
 #if defined(__AVX512VNNI__)
 
 constexpr int64_t TILE_ROWS = 6;
+constexpr bool FASTER_THAN_MEMORY = true;
 
 // R rows against one panel. Fetches LINES cache lines of `next` per step.
 template <int R, int LINES>
@@ -62,6 +63,7 @@ template <int R, int LINES>
 #else
 
 constexpr int64_t TILE_ROWS = 2;
+constexpr bool FASTER_THAN_MEMORY = false;
 
 // As above with 16-bit products, which cannot overflow, 16 columns at a time.
 template <int R, int LINES>
@@ -108,9 +110,11 @@ inline void tile_of(int64_t count, const uint8_t* w, const int8_t* rows, int64_t
     }
 }
 
-// The columns of panels from … to-1 for all rows. sink(row, column, Sums) gets each row's 64 sums, less the offset.
+// The columns of panels from … to-1 for all rows. sink(row, column, Sums) gets each row's 64 sums, less the offset. `paced`: weights come
+// from memory rather than from a cache; then a few rows are computed as TILE_ROWS, which are there to be read, and what is too much is thrown
+// away. Memory is slower than the sums, and slower still when it is asked faster than it answers.
 template <class Sink>
-inline void multiply(const Linear& linear, const Quantised& rows, int64_t count, int64_t from, int64_t to, const Sink& sink) {
+inline void multiply(const Linear& linear, const Quantised& rows, int64_t count, int64_t from, int64_t to, bool paced, const Sink& sink) {
     const int64_t steps = linear.in / 4, size = PANEL * linear.in;
     const int64_t tiles = (count + TILE_ROWS - 1) / TILE_ROWS;
     Sums sums[TILE_ROWS];
@@ -118,7 +122,7 @@ inline void multiply(const Linear& linear, const Quantised& rows, int64_t count,
         const uint8_t *panel = linear.panel(p), *next = panel + size;
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t first = count * t / tiles, n = count * (t + 1) / tiles - first;
-            if (tiles == 1) tile_of<4>(n, panel, rows.row(first), rows.stride, steps, next, sums);
+            if (tiles == 1) tile_of<4>(paced ? TILE_ROWS : n, panel, rows.row(first), rows.stride, steps, next, sums);
             else if (tiles == 2) tile_of<2>(n, panel, rows.row(first), rows.stride, steps, next + t * size / 2, sums);
             else if (t < 4) tile_of<1>(n, panel, rows.row(first), rows.stride, steps, next + t * size / 4, sums);
             else tile_of<0>(n, panel, rows.row(first), rows.stride, steps, next, sums);
