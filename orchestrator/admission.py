@@ -11,8 +11,9 @@ Rules
    Those count from their first moment, so what does not fit is refused before any work is done for it.
 4. Nobody waits in vain: whoever is expected to wait longer than it may is turned away at once, with a time to come back. The expectation is
    what waits before it times how long a place was held of late, by the places in use (Little's law).
-5. While MAX_KNOCKING requests run that the targets have no room for, nobody starts: who waits here waits in order, does not ask the targets
-   again and again, and large sessions find the room they need once it is free.
+5. Who has just been let in asks a target for room, and asks again if there is none. So many at a time, for each target: MAX_ASKING, or
+   MAX_KNOCKING while there is word of full targets. Who waits here waits in order, does not ask again and again, and a large session
+   finds the room it needs once it is free. Who has heard nothing for ASKING_MS is in: its prompt is being computed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from dataclasses import dataclass
 from specdec.errors import DeadlineExceeded, Overloaded
 
 MAX_LEVEL = 16  # priorities beyond it, either way, are as urgent or patient as it
-MAX_KNOCKING = 8  # requests that targets may have turned away for want of room, and who ask again
+MAX_ASKING, MAX_KNOCKING = 64, 4  # requests that may ask a target for room at a time: usually, and while targets are full
+ASKING_MS = 250.0  # a few times what a target tells a session to wait until it asks again
+FULL_MS = 5000.0  # how long word of a full target counts
 MAX_ARRIVING_BYTES = 256 << 20  # of requests that are being read and made into tokens
 FIRST_HOLD_MS = 1000.0  # how long a place is held, until that is known
 HOLD_WEIGHT = 0.1
@@ -61,7 +64,9 @@ class Admission:
         self._running: dict[str, tuple[float, str]] = {}  # session → since when, and the first session of its request
         self._waiting: dict[str, _Waiting] = {}
         self._queue: list[_Waiting] = []  # by rank and order
-        self._knocking: set[str] = set()
+        self._asking: dict[str, tuple[float, str]] = {}  # session → since when, and the first session of its request; oldest first
+        self._full_ms = -FOREVER_MS  # when a target was full
+        self.targets = 1  # that are connected
         self._order = itertools.count()
         self._hold_ms: float | None = None  # running mean; None until a place became free
 
@@ -85,7 +90,7 @@ class Admission:
     def arrive(self, answers: int, size: int, priority: int, now_ms: float, until_ms: float = FOREVER_MS) -> Arrival:
         """A request of so many answers and bytes is here and not read yet; `arrived` when it is. Raises Overloaded, DeadlineExceeded."""
         self._check_number(answers)
-        free = 0 if self._queue or not self._open else self.max_running - self.running
+        free = 0 if self._queue or not self._open(now_ms) else self.max_running - self.running
         if self.arriving + self.waiting + answers > self.max_waiting + free:
             raise self._full()
         if self.arriving and self.arriving_bytes + size > MAX_ARRIVING_BYTES:
@@ -106,7 +111,7 @@ class Admission:
         not fit the waiting room, or would wait there past `until_ms`; DeadlineExceeded when that is past."""
         n = len(sessions)
         self._check_number(n)
-        runs = self._open and not self._queue and self.running + n <= self.max_running
+        runs = self._open(now_ms) and not self._queue and self.running + n <= self.max_running
         place = self._place(priority, now_ms)
         self._in_time(runs, self._before(place), now_ms, until_ms)
         if runs:
@@ -160,37 +165,41 @@ class Admission:
 
     def leave(self, session_id: str, now_ms: float = 0.0) -> list[str]:
         """A session ended or gave up waiting. Returns the sessions that may run now."""
-        self._knocking.discard(session_id)
-        if (running := self._running.pop(session_id, None)) is not None:
-            held_ms = now_ms - running[0]
+        self._asking.pop(session_id, None)
+        if (ran := self._running.pop(session_id, None)) is not None:
+            held_ms = now_ms - ran[0]
             self._hold_ms = held_ms if self._hold_ms is None else self._hold_ms + HOLD_WEIGHT * (held_ms - self._hold_ms)
         if (waiting := self._waiting.pop(session_id, None)) is not None:
             waiting.sessions.remove(session_id)
             if not waiting.sessions:
                 self._unqueue(waiting)
-        return self._start(now_ms)
+        return self.start(now_ms)
 
-    def no_room(self, session_id: str) -> None:
+    def no_room(self, session_id: str, now_ms: float = 0.0) -> None:
         """A target has no room for a session that runs."""
         if session_id in self._running:
-            self._knocking.add(session_id)
+            self._full_ms = now_ms
+            self._asking.pop(session_id, None)
+            self._asking[session_id] = now_ms, self._running[session_id][1]
 
     def has_room(self, session_id: str, now_ms: float = 0.0) -> list[str]:
         """It has. Returns the sessions that may run now."""
-        if session_id not in self._knocking:
+        if self._asking.pop(session_id, None) is None:
             return []
-        self._knocking.discard(session_id)
-        return self._start(now_ms)
+        return self.start(now_ms)
 
-    @property
-    def _open(self) -> bool:
-        return len(self._knocking) < MAX_KNOCKING or len({self._running[s][1] for s in self._knocking}) < MAX_KNOCKING
+    def _open(self, now_ms: float) -> bool:
+        """May another ask a target for room?"""
+        while self._asking and next(iter(self._asking.values()))[0] <= now_ms - ASKING_MS:
+            del self._asking[next(iter(self._asking))]
+        most = (MAX_KNOCKING if now_ms - self._full_ms < FULL_MS else MAX_ASKING) * self.targets
+        return len(self._asking) < most or len({request for _, request in self._asking.values()}) < most
 
-    def _start(self, now_ms: float) -> list[str]:
-        """In order; one whose time is past is passed over, whoever keeps the time takes it out."""
+    def start(self, now_ms: float) -> list[str]:
+        """Those that may run now, in order. One whose time is past is passed over, whoever keeps the time takes it out."""
         started: list[str] = []
         place = 0
-        while place < len(self._queue) and self._open:
+        while place < len(self._queue) and self._open(now_ms):
             waiting = self._queue[place]
             if waiting.until_ms <= now_ms:
                 place += 1
@@ -205,6 +214,7 @@ class Admission:
     def _run(self, sessions: Sequence[str], now_ms: float) -> None:
         for session in sessions:
             self._running[session] = now_ms, sessions[0]
+            self._asking[session] = self._running[session]
 
     def _unqueue(self, waiting: _Waiting) -> None:
         del self._queue[bisect.bisect_left(self._queue, (waiting.rank, waiting.order), key=lambda other: (other.rank, other.order))]

@@ -19,6 +19,7 @@ from orchestrator.settings import OrchestratorSettings
 from specdec.errors import DeadlineExceeded, Overloaded, SpecdecError
 from specdec.terms import Step
 
+AGAIN_S = 0.1  # those that wait may start by time alone: who asked for room and heard nothing has it
 MARGIN_MS = 10.0  # what is left of a client's deadline when it is told that it has passed
 
 
@@ -31,12 +32,15 @@ class _Kept:
 
 
 class Door:
-    """`turn_away(session, error)` ends a session that waits or runs and calls `leave`."""
+    """`turn_away(session, error)` ends a session that waits or runs and calls `leave`; `begin(sessions)` begins those that waited."""
 
-    def __init__(self, settings: OrchestratorSettings, turn_away: Callable[[str, SpecdecError], None]) -> None:
+    def __init__(
+        self, settings: OrchestratorSettings, turn_away: Callable[[str, SpecdecError], None], begin: Callable[[list[str]], None]
+    ) -> None:
         self.admission = Admission(settings.max_running, settings.max_waiting, settings.max_waiting_tokens, settings.priority_age_ms)
         self._max_wait_ms = settings.max_wait_ms
-        self._turn_away = turn_away
+        self._turn_away, self._begin = turn_away, begin
+        self._again: asyncio.TimerHandle | None = None  # runs while somebody waits
         self._kept: dict[str, _Kept] = {}
 
     @contextlib.contextmanager
@@ -51,15 +55,24 @@ class Door:
         finally:
             self.admission.arrived(arrival)
 
-    def ask(self, answers: Sequence[Admitted], deadline_ms: float) -> bool:
-        """True: all run now. False: all wait. Raises Overloaded, DeadlineExceeded."""
+    def ask(self, answers: Sequence[Admitted], deadline_ms: float, targets: int) -> bool:
+        """True: all run now. False: all wait. `targets` are connected. Raises Overloaded, DeadlineExceeded."""
+        self.admission.targets = max(1, targets)
         now_ms, sessions = _now_ms(), [answer.session_id for answer in answers]
         until_ms = min(deadline_ms, now_ms + self._max_wait_ms)
         runs = self.admission.ask(sessions, answers[0].priority, tokens=len(answers[0].tokens), now_ms=now_ms, until_ms=until_ms)
         for session in sessions:
             self._kept[session] = _Kept(deadline_ms)
             self._watch(session, deadline_ms if runs else until_ms)
+        if not runs and self._again is None:
+            self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._try_again)
         return runs
+
+    def _try_again(self) -> None:
+        self._again = None
+        self._begin(self._started(self.admission.start(_now_ms())))
+        if self.admission.waiting:
+            self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._try_again)
 
     def leave(self, session_id: str) -> list[str]:
         """A session is over. Returns those that may run now."""
@@ -70,7 +83,7 @@ class Door:
     def told(self, session_id: str, *, has_room: bool) -> list[str]:
         """A target has room for a session that runs, or has none. Returns those that may run now."""
         if not has_room:
-            self.admission.no_room(session_id)
+            self.admission.no_room(session_id, _now_ms())
             return []
         return self._started(self.admission.has_room(session_id, _now_ms()))
 

@@ -50,7 +50,7 @@ class Driver:
         self.orchestrator_id = secrets.token_hex(8)
         self._live: dict[str, Live] = {}
         self._requests = Counter[str]()  # live sessions by request
-        self._door = Door(settings, self._turn_away)
+        self._door = Door(settings, self._turn_away, self._begin)
         self._events: deque[tuple[str, ev.Event | None]] = deque()  # None = begin
         self._working = self._closing = self._draft_wanted = False
         self.pools = Pools(settings, self.orchestrator_id, vocabulary_fingerprint, self)
@@ -94,7 +94,7 @@ class Driver:
             raise Unavailable(GOING_AWAY, COME_BACK_MS)
         if self._requests[request_id]:
             raise AlreadyExists(f"request_id: a live request is named {request_id!r} already; choose another or leave it unset")
-        runs = self._door.ask(answers, deadline_ms)
+        runs = self._door.ask(answers, deadline_ms, len(self._targets.connected))
         self._speculation.look()
         wake = asyncio.Event()
         for answer in answers:

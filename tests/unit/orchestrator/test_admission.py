@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import admission
-from orchestrator.admission import MAX_ARRIVING_BYTES, MAX_KNOCKING, MAX_LEVEL, MOST_RETRY_MS, Admission
+from orchestrator.admission import ASKING_MS, FULL_MS, MAX_ARRIVING_BYTES, MAX_ASKING, MAX_KNOCKING, MAX_LEVEL, MOST_RETRY_MS, Admission
 from specdec.errors import DeadlineExceeded, Overloaded
 
 pytestmark = pytest.mark.unit
@@ -135,22 +135,32 @@ def test_a_long_prompt_alone_is_not_too_long_to_wait() -> None:
 def knock(room: Admission, count: int) -> None:
     for i in range(count):
         assert room.ask([f"k{i}", f"l{i}"], 0)
+    for i in range(count):
         room.no_room(f"k{i}")
         room.no_room(f"l{i}")
 
 
-def test_who_has_no_room_at_the_targets_keeps_others_from_starting() -> None:
+def test_who_finds_no_room_at_the_targets_keeps_others_from_asking() -> None:
     room = Admission(1000, 1000)
     knock(room, MAX_KNOCKING)
-    assert not room.ask(["waits"], 0) and not room.ask(["too"], 0), "places are free and nobody has use of them"
+    assert not any(room.ask([name], 0) for name in "abc"), "places are free and nobody has use of them"
     assert room.has_room("k0") == [], "the other answer of its request still has none"
-    assert room.has_room("l0") == ["waits", "too"]
-    assert room.has_room("l0") == [] and room.ask(["late"], 0)
-    room.no_room("late")
-    assert not room.ask(["again"], 0)
-    assert room.leave("late") == ["again"]
+    assert room.has_room("l0") == ["a"], "one for one"
+    assert room.has_room("l0") == [] and room.leave("a") == ["b"] and room.start(ASKING_MS - 1) == []
+    room.no_room("k1", 100.0)
     room.no_room("never heard of")
-    assert len(room._knocking) == 2 * MAX_KNOCKING - 2
+    assert room.start(ASKING_MS) == ["c"] and room.waiting == 0, "who heard nothing is in"
+    room.targets = 2
+    assert room.ask(["other target"], 0, now_ms=ASKING_MS)
+
+
+def test_a_burst_does_not_ask_at_once_before_anybody_knows_whether_there_is_room() -> None:
+    room = Admission(1000, 1000)
+    assert sum(room.ask([f"s{i}"], 0) for i in range(200)) == MAX_ASKING
+    room.no_room("s0", 10.0)
+    assert room.has_room("s1", 20.0) == []
+    assert room.start(ASKING_MS) == [f"s{i}" for i in range(MAX_ASKING, MAX_ASKING + MAX_KNOCKING - 1)], "s0 knocks"
+    assert len(room.start(FULL_MS + ASKING_MS)) == MAX_ASKING, "word of full targets is old"
 
 
 def test_twin_everybody_asks_the_targets_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
