@@ -11,9 +11,10 @@ Rules
    Those count from their first moment, so what does not fit is refused before any work is done for it.
 4. Nobody waits in vain: whoever is expected to wait longer than it may is turned away at once, with a time to come back. The expectation is
    what waits before it times how long a place was held of late, by the places in use (Little's law).
-5. Who has just been let in asks a target for room, and asks again if there is none. So many at a time, for each target: MAX_ASKING, or
-   MAX_KNOCKING while there is word of full targets. Who waits here waits in order, does not ask again and again, and a large session
-   finds the room it needs once it is free. Who has heard nothing for ASKING_MS is in: its prompt is being computed.
+5. Who has just been let in asks a target for room, and asks again if there is none. For each target MAX_ASKING requests do so at a time,
+   MAX_ASKING_FULL while there is word of full targets, and nobody else starts while MAX_KNOCKING of them were told that there is none. Who
+   waits here waits in order, does not ask again and again, and a large session finds the room it needs once it is free. Who has heard
+   nothing for ASKING_MS is in: its prompt is being computed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from specdec.errors import DeadlineExceeded, Overloaded
 
 MAX_LEVEL = 16  # priorities beyond it, either way, are as urgent or patient as it
-MAX_ASKING, MAX_KNOCKING = 64, 4  # requests that may ask a target for room at a time: usually, and while targets are full
+MAX_ASKING, MAX_ASKING_FULL, MAX_KNOCKING = 64, 16, 4  # requests
 ASKING_MS = 250.0  # a few times what a target tells a session to wait until it asks again
 FULL_MS = 5000.0  # how long word of a full target counts
 MAX_ARRIVING_BYTES = 256 << 20  # of requests that are being read and made into tokens
@@ -54,6 +55,15 @@ class _Waiting:
     until_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """`request` = the first session of the same request. `refused`: a target had no room."""
+
+    since_ms: float
+    request: str
+    refused: bool = False
+
+
 class Admission:
     """Counts generations, by their session ids."""
 
@@ -64,7 +74,7 @@ class Admission:
         self._running: dict[str, tuple[float, str]] = {}  # session → since when, and the first session of its request
         self._waiting: dict[str, _Waiting] = {}
         self._queue: list[_Waiting] = []  # by rank and order
-        self._asking: dict[str, tuple[float, str]] = {}  # session → since when, and the first session of its request; oldest first
+        self._asking: dict[str, _Asking] = {}  # by session, oldest first
         self._full_ms = -FOREVER_MS  # when a target was full
         self.targets = 1  # that are connected
         self._order = itertools.count()
@@ -180,7 +190,7 @@ class Admission:
         if session_id in self._running:
             self._full_ms = now_ms
             self._asking.pop(session_id, None)
-            self._asking[session_id] = now_ms, self._running[session_id][1]
+            self._asking[session_id] = _Asking(now_ms, self._running[session_id][1], True)
 
     def has_room(self, session_id: str, now_ms: float = 0.0) -> list[str]:
         """It has. Returns the sessions that may run now."""
@@ -190,10 +200,14 @@ class Admission:
 
     def _open(self, now_ms: float) -> bool:
         """May another ask a target for room?"""
-        while self._asking and next(iter(self._asking.values()))[0] <= now_ms - ASKING_MS:
+        while self._asking and next(iter(self._asking.values())).since_ms <= now_ms - ASKING_MS:
             del self._asking[next(iter(self._asking))]
-        most = (MAX_KNOCKING if now_ms - self._full_ms < FULL_MS else MAX_ASKING) * self.targets
-        return len(self._asking) < most or len({request for _, request in self._asking.values()}) < most
+        if len(self._asking) < MAX_KNOCKING * self.targets:
+            return True
+        most = MAX_ASKING_FULL if now_ms - self._full_ms < FULL_MS else MAX_ASKING
+        asking = {asks.request for asks in self._asking.values()}
+        knocking = {asks.request for asks in self._asking.values() if asks.refused}
+        return len(asking) < most * self.targets and len(knocking) < MAX_KNOCKING * self.targets
 
     def start(self, now_ms: float) -> list[str]:
         """Those that may run now, in order. One whose time is past is passed over, whoever keeps the time takes it out."""
@@ -214,7 +228,7 @@ class Admission:
     def _run(self, sessions: Sequence[str], now_ms: float) -> None:
         for session in sessions:
             self._running[session] = now_ms, sessions[0]
-            self._asking[session] = self._running[session]
+            self._asking[session] = _Asking(now_ms, sessions[0])
 
     def _unqueue(self, waiting: _Waiting) -> None:
         del self._queue[bisect.bisect_left(self._queue, (waiting.rank, waiting.order), key=lambda other: (other.rank, other.order))]

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import admission
-from orchestrator.admission import ASKING_MS, FULL_MS, MAX_ARRIVING_BYTES, MAX_ASKING, MAX_KNOCKING, MAX_LEVEL, MOST_RETRY_MS, Admission
+from orchestrator.admission import (
+    ASKING_MS,
+    FULL_MS,
+    MAX_ARRIVING_BYTES,
+    MAX_ASKING,
+    MAX_ASKING_FULL,
+    MAX_KNOCKING,
+    MAX_LEVEL,
+    MOST_RETRY_MS,
+    Admission,
+)
 from specdec.errors import DeadlineExceeded, Overloaded
 
 pytestmark = pytest.mark.unit
@@ -143,13 +153,15 @@ def knock(room: Admission, count: int) -> None:
 def test_who_finds_no_room_at_the_targets_keeps_others_from_asking() -> None:
     room = Admission(1000, 1000)
     knock(room, MAX_KNOCKING)
-    assert not any(room.ask([name], 0) for name in "abc"), "places are free and nobody has use of them"
+    assert not any(room.ask([name], 0) for name in "abc"), "places are free and of no use"
     assert room.has_room("k0") == [], "the other answer of its request still has none"
-    assert room.has_room("l0") == ["a"], "one for one"
-    assert room.has_room("l0") == [] and room.leave("a") == ["b"] and room.start(ASKING_MS - 1) == []
-    room.no_room("k1", 100.0)
+    assert room.has_room("l0") == ["a", "b", "c"] and room.has_room("l0") == []
+    room.no_room("b", 1.0)
+    assert not room.ask(["d"], 0, now_ms=1.0) and room.leave("a", 2.0) == [] and room.leave("b", 3.0) == ["d"]
+    room.no_room("d", 100.0)
     room.no_room("never heard of")
-    assert room.start(ASKING_MS) == ["c"] and room.waiting == 0, "who heard nothing is in"
+    assert not room.ask(["e"], 0, now_ms=100.0) and room.start(ASKING_MS - 1) == []
+    assert room.start(ASKING_MS) == ["e"] and room.waiting == 0, "who heard nothing is in"
     room.targets = 2
     assert room.ask(["other target"], 0, now_ms=ASKING_MS)
 
@@ -159,7 +171,7 @@ def test_a_burst_does_not_ask_at_once_before_anybody_knows_whether_there_is_room
     assert sum(room.ask([f"s{i}"], 0) for i in range(200)) == MAX_ASKING
     room.no_room("s0", 10.0)
     assert room.has_room("s1", 20.0) == []
-    assert room.start(ASKING_MS) == [f"s{i}" for i in range(MAX_ASKING, MAX_ASKING + MAX_KNOCKING - 1)], "s0 knocks"
+    assert room.start(ASKING_MS) == [f"s{i}" for i in range(MAX_ASKING, MAX_ASKING + MAX_ASKING_FULL - 1)], "s0 asks again"
     assert len(room.start(FULL_MS + ASKING_MS)) == MAX_ASKING, "word of full targets is old"
 
 
