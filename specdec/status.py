@@ -80,6 +80,8 @@ TABLE: dict[type[errors.SpecdecError], tuple[grpc.StatusCode, _Rebuild]] = {
 _BY_CODE = {code: rebuild for code, rebuild in TABLE.values()}
 # gRPC itself reports an argument past the window or a message past the limit this way.
 _BY_CODE[grpc.StatusCode.OUT_OF_RANGE] = _named(errors.InvalidRequest)
+# A call that its caller did not cancel: a server under a surge of calls ends those that it has not looked at.
+_BY_CODE[grpc.StatusCode.CANCELLED] = lambda message, details: _unavailable(f"the server ended the call ({message}); come back", details)
 CODES = {code.value[0]: code for code in grpc.StatusCode}  # number → code
 
 

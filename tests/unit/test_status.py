@@ -112,3 +112,8 @@ async def test_through_a_call(stopping: contextlib.AsyncExitStack) -> None:
             assert got == [b"one"]
             rebuilt = status.error_from_rpc(caught.value)
             assert same(rebuilt, error) or len(str(error)) > 1000
+
+
+def test_a_call_that_a_server_under_a_surge_ended_may_be_made_again() -> None:
+    error = status.error_of(grpc.StatusCode.CANCELLED, "CANCELLED")
+    assert isinstance(error, errors.Unavailable) and "come back" in str(error)
