@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,13 +15,12 @@ from specdec.client import Client, Completion, Delta, Finished
 from specdec.errors import Unavailable
 from specdec.terms import Grammar, GrammarForm, SamplingParams
 from tests.e2e.ask import Ask, gather_answers
-from tests.e2e.fault_phases import SHORT_S, Connection, Row, Trigger, Watch
+from tests.e2e.fault_phases import CLIENT, SHORT_S, Connection, Row, Trigger, Watch
 from tests.e2e.network import Link
 
 ANSWER_S = 40.0  # longest answer, whatever happens meanwhile
-ARM_S = 0.4  # how long a row waits for its phase before another has its turn
+ARM_S = 0.4  # then it is asked again what is left
 RECOVER_S = 6.0
-MOST_MISSED = 60
 MOST_ATTEMPTS = 60  # of one answer
 
 
@@ -98,10 +97,9 @@ class Report:
     answers: int = 0
     resumed: int = 0  # answers that a client had to ask for again
     moved: int = 0  # placements on another target, as the last messages tell
-    never: list[Row] = field(default_factory=list)  # rows whose phase did not come
 
     def __str__(self) -> str:
-        return f"{self.injected.total()} faults, {self.answers} answers, {self.moved} moves, {self.resumed} resumed, never: {self.never}"
+        return f"{self.injected.total()} faults, {self.answers} answers, {self.moved} moves, {self.resumed} resumed"
 
 
 class Turmoil:
@@ -112,10 +110,12 @@ class Turmoil:
         self.report = Report()
         self._draw = random.Random(seed)
         self._over = asyncio.Event()
-        self._busy = 0  # injectors that have rows left
 
-    async def run(self, links: Sequence[tuple[Link, Trigger, Sequence[Row]]], least: int, seconds: float, lanes: int = 4) -> Report:
-        self._busy, self._least = len(links), least
+    async def run(self, links: Sequence[tuple[Link, Trigger, list[Row]]], least: int, seconds: float, lanes: int = 4) -> Report:
+        """Links that share a list of rows share the work."""
+        self._left, self._least = {id(rows): rows for _, _, rows in links}, least
+        for rows in self._left.values():
+            self._draw.shuffle(rows)
         numbers = itertools.count()
         tasks = [asyncio.create_task(self._lane(numbers)) for _ in range(lanes)]
         injecting = [asyncio.create_task(self._inject(*link)) for link in links]
@@ -172,41 +172,27 @@ class Turmoil:
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
-    async def _inject(self, link: Link, trigger: Trigger, rows: Sequence[Row]) -> None:
-        """Each row once, those whose phase does not come a few times later; then any, until it is over."""
-        left = deque(self._draw.sample(list(rows), len(rows)))
-        missed: Counter[Row] = Counter()
-        while left and not self._over.is_set():
-            row = left.popleft()
-            if not await self._one(link, trigger, row):
-                missed[row] += 1
-                (left if missed[row] < MOST_MISSED else self.report.never).append(row)
-        self._busy -= 1
+    async def _inject(self, link: Link, trigger: Trigger, left: list[Row]) -> None:
+        """Each row once, whichever's phase comes first; then any, until it is over."""
+        table = tuple(left)
         while not self._over.is_set():
-            await self._one(link, trigger, self._draw.choice(rows))
-            if not self._busy and self.report.injected.total() >= self._least:
+            trigger.arm(*(left or self._draw.sample(table, 1)))
+            if (struck := await trigger.strikes(ARM_S)) is not None:
+                row, connection = struck
+                self.report.injected[row] += 1
+                if row in left:
+                    left.remove(row)
+                await self._recovered(link, connection, row)
+            if not any(self._left.values()) and self.report.injected.total() >= self._least:
                 self._over.set()
 
-    async def _one(self, link: Link, trigger: Trigger, row: Row) -> bool:
-        """False: its phase did not come."""
-        trigger.arm(row)
-        waits = [asyncio.ensure_future(trigger.fired.wait()), asyncio.ensure_future(self._over.wait())]
-        await asyncio.wait(waits, timeout=ARM_S, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if not trigger.fired.is_set():
-            trigger.row = None
-            return False
-        self.report.injected[row] += 1
-        struck = trigger.struck
-        assert struck is not None
+    async def _recovered(self, link: Link, struck: Connection, row: Row) -> None:
         if row.fault in ("stall", "deaf"):
             await asyncio.sleep(1.5 * SHORT_S)
-        elif row.link != "client":
+            return
+        if row.link != CLIENT:
             await self._again(link, struck, row)
-        if row.fault not in ("stall", "deaf"):
-            struck.cut()  # who was left with half a connection learns of it at last
-        return True
+        struck.cut()  # who was left with half a connection learns of it at last
 
     async def _again(self, link: Link, struck: Connection, row: Row) -> None:
         """Until the peer has been dialled again and something was said."""

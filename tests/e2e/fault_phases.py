@@ -1,12 +1,12 @@
 """The phases of a round as they look on the wire, and what can happen to a connection at that moment: the rows of the table of faults.
 
-A `Watch` reads every message of one connection. It is armed with one row; when the row's phase comes it does the row's harm and is
+A `Watch` reads every message of one connection. It is armed with rows; when the phase of one of them comes it does that row's harm and is
 disarmed. The phases are named after where the round is while its bytes are where the proxy sees them:
 
     target link   step, moving                  a Step has left and has not arrived; the first Step of another placement
                   queue, engine, prefill, moved it has arrived: behind another one's, alone, a prompt; the first of another placement
                   ahead, close                  a continuation, a farewell on its way
-                  result, end, closed           an answer on its way: tokens, the last ones, the end of the epoch
+                  result, end                   an answer on its way: tokens, the last ones
     draft link    open, reopen, commit, drafting, proposal
     client link   request, first, middle, last  the question; the first message, tokens, the last message
 """
@@ -30,7 +30,7 @@ IN_ENGINE_S = 0.0005  # after a Step has arrived
 
 Phase = str
 PHASES: dict[str, tuple[Phase, ...]] = {
-    TARGET: ("step", "moving", "queue", "engine", "prefill", "moved", "ahead", "close", "result", "end", "closed"),
+    TARGET: ("step", "moving", "queue", "engine", "prefill", "moved", "ahead", "close", "result", "end"),
     DRAFT: ("open", "reopen", "commit", "drafting", "proposal"),
     CLIENT: ("request", "first", "middle", "last"),
 }
@@ -79,7 +79,7 @@ def rows(link: str) -> list[Row]:
 
 @dataclass
 class Watch:
-    """The tap of one connection. `armed` is shared by the connections of a link: whoever meets the phase first takes the row."""
+    """The tap of one connection. `armed` is shared by the connections of a link."""
 
     kind: str
     connection: Connection
@@ -92,15 +92,15 @@ class Watch:
         phases: set[Phase] = set()
         for stream, content in self.streams[there].feed(piece):
             phases |= set(self._phases(stream, there, content))
-        row = self.armed.row
-        if row is None or row.phase not in phases:
+        row = next((row for row in self.armed.rows if row.phase in phases), None)
+        if row is None:
             return piece
         if row.phase in ARRIVED:
             self._later = row
             return piece
         if row.fault == "torn":
             (self.connection.server if there else self.connection.client).write(piece[: len(piece) // 2])
-        self.armed.fire(self.connection)
+        self.armed.fire(row, self.connection)
         return piece if row.fault in ("stall", "deaf", "black hole") else b""
 
     def passed(self, there: bool) -> None:
@@ -112,8 +112,8 @@ class Watch:
     def _strike(self, row: Row) -> None:
         """Unless it is over meanwhile."""
         open_ = self.kind == DRAFT or bool(self.outstanding)
-        if self.armed.row is row and open_ and not self.connection.dead:
-            self.armed.fire(self.connection)
+        if row in self.armed.rows and open_ and not self.connection.dead:
+            self.armed.fire(row, self.connection)
 
     def _phases(self, stream: int, there: bool, content: bytes) -> Iterator[Phase]:
         if self.kind == CLIENT:
@@ -149,8 +149,6 @@ class Watch:
             self.outstanding.discard((answer.session_id, answer.epoch, answer.round))
             if answer.HasField("result"):
                 yield "end" if answer.result.finish else "result"
-            elif answer.HasField("closed"):
-                yield "closed"
 
     def _to_draft(self, request: draft_pb2.DraftRequest) -> Iterator[Phase]:
         for command in request.commands:
@@ -170,20 +168,28 @@ class Watch:
 
 
 class Trigger:
-    """One row that waits for its moment."""
+    """Rows that wait for their moment; the first whose phase comes is taken, and the others wait no more."""
 
     def __init__(self) -> None:
-        self.row: Row | None = None
+        self.rows: tuple[Row, ...] = ()
         self.fired = asyncio.Event()
-        self.struck: Connection | None = None
+        self.struck: tuple[Row, Connection] | None = None
         self.remaining_ms: collections.deque[int] = collections.deque(maxlen=1000)  # of the Steps that passed
 
-    def arm(self, row: Row) -> None:
-        self.row = row
+    def arm(self, *rows: Row) -> None:
+        self.rows = rows
         self.fired.clear()
 
-    def fire(self, connection: Connection) -> None:
-        assert self.row is not None
-        row, self.row, self.struck = self.row, None, connection
+    def fire(self, row: Row, connection: Connection) -> None:
+        self.rows, self.struck = (), (row, connection)
         self.fired.set()
         FAULTS[row.fault](connection)
+
+    async def strikes(self, seconds: float) -> tuple[Row, Connection] | None:
+        """What was struck by which row; None when no phase came in time, and then nothing is armed any more."""
+        try:
+            await asyncio.wait_for(self.fired.wait(), seconds)
+        except TimeoutError:
+            self.rows = ()
+            return None
+        return self.struck

