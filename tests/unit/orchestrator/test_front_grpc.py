@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from orchestrator.fronts import grpc as front
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, Unavailable
 from specdec.terms import FinishReason, Origin
 from specdec.v1 import common_pb2, generation_pb2
@@ -279,3 +280,20 @@ async def test_model_info(service: Service) -> None:
         True,
         3,
     )
+
+
+# --- no room ------------------------------------------------------------------------------------------------------------
+
+
+async def test_who_has_no_place_costs_no_text_work(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before its prompt is looked at, with a time to come back; what is left of its deadline is known."""
+    worked: list[object] = []
+    monkeypatch.setattr(front, "prepare", lambda *what: worked.append(what))
+    service.backend.full = Overloaded("no place", 250)
+    error = await failure(service.stub.Generate(request(n=3, priority=-2, text="the lazy dog"), timeout=20.0))
+    assert isinstance(error, Overloaded) and error.retry_after_ms == 250
+    ((answers, size, priority, left_s),) = service.backend.arrivals
+    assert (answers, priority) == (3, -2) and size > len("the lazy dog") and 0 < (left_s or 0) <= 20.0
+    assert not worked and not service.backend.started
+    await failure(service.call())
+    assert service.backend.arrivals[1][3] is None, "no deadline"
