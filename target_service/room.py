@@ -7,6 +7,10 @@ Rules
 - When live sessions outgrow the pool the same make way, then the youngest is parked: its KV goes, its state stays. Parked sessions return
   in the order of their age, oldest first, so the oldest always makes progress and each end of a session lets at most as many return as its
   room allows: no livelock.
+- A short session, whose prompt and answer together take no more than a SHORT_PART of the pool, does not wait behind long ones: it passes
+  the parked, and where there is no room the youngest of the others is parked for it before the next step. Short ones that pass hold no more
+  than that part together, and for SHORT_MS after the last of them knocked nobody else grows into it by coming back. They pass only while
+  the largest that is parked fits beside them, so it returns whatever comes.
 - What a session held when it ended stays as an entry of the prefix cache, in whole blocks of committed tokens. Not so when it ended by a
   fault, or while a row of it was in the engine: nobody knows what came of that.
 - A new session may begin with a fork: the tokens that it has in common with what a donor holds are there already and are booked once. Donor
@@ -30,6 +34,8 @@ from target_service.plan import Drop, Fork, Keep
 from target_service.prefix import PrefixCache
 from target_service.sessions import Key, Session
 
+SHORT_PART = 8  # one part in so many of the pool
+SHORT_MS = 1000.0
 MOVED_PER_SHARED = 16  # tokens that may be moved for each that is shared
 
 
@@ -67,6 +73,8 @@ class Room:
         self._cache = PrefixCache(limits.prefix_block_tokens)
         self._changes: list[Fork | Drop | Keep] = []
         self._names = itertools.count(1)
+        self._short_until_ms = 0.0  # short sessions want room until then
+        self._knocks = 0  # tokens that the shortest of those needs which found none since the last step
         self.cached_tokens = self.asked_tokens = self.hit_tokens = 0
 
     @property
@@ -90,14 +98,22 @@ class Room:
     def house(self, session: Session, tokens: int, now_ms: float, donor: Donor | None = None) -> bool:
         """Give a new or parked session room for its `tokens`, if its turn has come."""
         since = now_ms - self._limits.lease_ms  # who did not ask for so long is not in the way
-        parked = (s for s in self._sessions.values() if s.resident is None and s.stream is not None and s.asked_ms >= since)
-        if any(other.age < session.age for other in parked):
-            return False
+        parked = [s for s in self._sessions.values() if s.resident is None and s.stream is not None and s.asked_ms >= since]
+        ahead = [other for other in parked if other.age < session.age]
+        passes = self._may_pass(session, parked)
         reserve = min(self._limits.reserve_tokens, self._limits.window - tokens)
+        if passes:
+            reserve = min(reserve, self._claim(session) - tokens)
+        elif ahead:
+            return False
+        elif now_ms < self._short_until_ms and parked:
+            reserve += max(0, self._share - self._short_tokens())
         donor = donor or Donor(0)
         while self._budget.used_tokens and not self._budget.can_admit(tokens - len(donor.tokens), reserve):
             gone = self._make_way(donor.resident)
             if gone is None:
+                if passes:
+                    self._short_until_ms, self._knocks = now_ms + SHORT_MS, tokens + reserve
                 return False
             if gone == donor.resident:
                 donor = Donor(0)
@@ -108,6 +124,40 @@ class Room:
         if donor.tokens:
             session.tokens, session.kv_length = list(donor.tokens), len(donor.tokens)
         return True
+
+    @property
+    def _share(self) -> int:
+        return self._budget.total_tokens // SHORT_PART
+
+    def _claim(self, session: Session) -> int:
+        """Tokens that it will hold at most."""
+        return min(self._limits.window, session.begin.prompt_length + (session.begin.sampling.max_tokens or 0))
+
+    def _is_short(self, session: Session) -> bool:
+        return self._claim(session) <= self._share
+
+    def _short_tokens(self) -> int:
+        return sum(self._claim(s) for s in self._sessions.values() if s.resident is not None and self._is_short(s))
+
+    def _may_pass(self, session: Session, parked: Collection[Session]) -> bool:
+        if not self._is_short(session) or self._short_tokens() + self._claim(session) > self._share:
+            return False
+        largest = max((len(other.tokens) for other in parked), default=0)
+        return largest + self._limits.reserve_tokens + 2 * self._share <= self._budget.total_tokens
+
+    def for_short(self) -> list[Session]:
+        """Before a step, when nothing runs: room for a short session that found none, at the cost of the youngest of the others but the
+        oldest. Returns whom it cost their KV."""
+        needed, self._knocks = self._knocks, 0
+        parked: list[Session] = []
+        while needed and not self._budget.can_admit(needed, 0):
+            others = [s for s in self._evictable() if not self._is_short(s)]
+            if len(others) < 2:
+                break
+            victim = max(others, key=_age)
+            self.free(victim)
+            parked.append(victim)
+        return parked
 
     def _book(self, resident: int, tokens: int, donor: Donor) -> bool:
         if donor.whole:
@@ -163,7 +213,8 @@ class Room:
         while session.resident is not None and not self._budget.write({session.resident: (session.kv_length, end)}):
             if self._evict() is None:
                 evictable = self._evictable()
-                victim = max([s for s in evictable if s.stream is None] or evictable, key=_age)
+                long = [s for s in evictable if not self._is_short(s)]
+                victim = max([s for s in evictable if s.stream is None] or (long if len(long) > 1 else evictable), key=_age)
                 self.free(victim)
                 parked.append(victim)
         return parked

@@ -239,6 +239,7 @@ class Verifier:
             raise ProtocolFault("a step is planned while another one runs")
         self.tick(now_ms)
         queued = [s for s in self.queued if not s.compiling and not (s.stream in behind and s.asked is None)]
+        self._park(self._room.for_short())
         for session in sorted(queued, key=_age):
             if session.pending is not None:
                 self._extend(session)
@@ -255,7 +256,10 @@ class Verifier:
         return StepPlan(tuple(row for _, row in self._flying), changes)
 
     def _extend(self, session: Session) -> None:
-        for parked in self._room.extend(session):
+        self._park(self._room.extend(session))
+
+    def _park(self, sessions: list[Session]) -> None:
+        for parked in sessions:
             if parked.pending is not None:
                 self._answers.tell(parked, parked.pending.round, NoRoom(self.limits.retry_after_ms))
                 parked.pending = None
