@@ -137,7 +137,7 @@ class Lookahead:
         if depth <= 0:
             return self._root if depth == 0 and self.hash == hash_ else None
         level = [self._root]
-        for _ in range(depth):
+        for _ in range(min(depth, self.nodes + 1)):  # a peer may name any depth
             level = [child for node in level for child in node.children.values()]
         return next((node for node in level if node.hash() == hash_), None)
 
