@@ -46,6 +46,12 @@ def test_a_foreign_prefix_is_stale(prefix: list[int]) -> None:
     assert Lookahead([1, 2]).add(proposal(prefix, (5, 6))) == 0
 
 
+def test_a_place_far_ahead_costs_nothing() -> None:
+    tree = Lookahead([5])
+    tree.add(proposal([5], (1, 2)))
+    assert tree.add(Proposal("s", 1, (1 << 32) - 1, 7, (9,))) == 0  # a search as deep as that would take minutes
+
+
 def test_a_proposal_may_lag_behind_the_commit() -> None:
     tree = Lookahead([1])
     tree.commit((2, 3))
