@@ -76,7 +76,7 @@ def test_F126_any_lengths_and_rests_leave_the_text_alone(stack: Stack, kind: int
             same(one, wanted)
         stats = [one.finished.speculative for one in got]
         verified, accepted = sum(s.num_draft_tokens for s in stats), sum(s.num_accepted_draft_tokens for s in stats)
-        assert verified > 100
+        assert verified > 20
         assert kind == 1 or accepted > 0.95 * verified
     assert stack.defects() == []
 
