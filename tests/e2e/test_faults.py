@@ -135,11 +135,12 @@ def test_F87_F152_target_lost_another_takes_over(model: Path, reference: Complet
         for number in (signal.SIGSTOP, signal.SIGKILL):
             ids, finished = stream_with(stack.endpoint, 60, lambda number=number: lose_the_one_in_use(number))
             assert ids == reference.token_ids
-            assert finished.speculative.num_replacements == 1
+            assert finished.speculative.num_replacements >= 1
             assert len(ids) == LONG.max_tokens  # not a fresh budget
             if number is signal.SIGSTOP:
                 lost[0].kill(signal.SIGCONT)
-                until(lambda: stack.orchestrators[0].metrics()['specdec_pool_endpoints{pool="target",state="up"}'] == 2, 5)
+                until(lambda: stack.orchestrators[0].metrics()['specdec_pool_endpoints{pool="target",state="up"}'] == 2, 15)
+                until(lambda: not any(sessions(target) for target in stack.targets), 15)
 
 
 def test_no_target_left_says_how_to_resume(model: Path, reference: Completion) -> None:
