@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 
 from specdec.runtime.der import validity
+from specdec.runtime.files import read_bounded
 from specdec.runtime.watched import Watched
 
 MAX_PEM_BYTES = 1 << 20  # of one file
@@ -145,13 +146,7 @@ def _configuration(pair: Pair) -> Any:
 
 
 def _pem(name: str, path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_PEM_BYTES + 1)
-    except OSError as error:
-        raise ValueError(f"{name}: {path} cannot be read: {error.strerror}") from error
-    if len(content) > MAX_PEM_BYTES:
-        raise ValueError(f"{name}: {path} is larger than {MAX_PEM_BYTES} bytes (MAX_PEM_BYTES); give a PEM file")
+    content = read_bounded(name, path, MAX_PEM_BYTES, "MAX_PEM_BYTES; give a PEM file")
     if b"-----BEGIN " not in content:
         raise ValueError(f"{name}: {path} is not a PEM file (no line with -----BEGIN)")
     return content

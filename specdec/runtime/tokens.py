@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.errors import Unauthenticated
+from specdec.runtime.files import read_bounded
 
 MAX_TOKENS = 4096  # entries of a file; each call is compared with all of them
 MAX_FILE_BYTES = 1 << 20
@@ -53,13 +54,7 @@ class Tokens:
 
 def read_tokens(path: Path) -> Tokens:
     """Raises ValueError naming the line, never its content."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ValueError(f"SPECDEC_TOKENS_FILE: {path} cannot be read: {error.strerror}") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"SPECDEC_TOKENS_FILE: {path} is larger than {MAX_FILE_BYTES} bytes (MAX_FILE_BYTES)")
+    content = read_bounded("SPECDEC_TOKENS_FILE", path, MAX_FILE_BYTES, "MAX_FILE_BYTES")
     return parse_tokens(content.decode("utf-8", "replace"))
 
 

@@ -14,7 +14,7 @@ import pytest
 from specdec.client import Client, Delta
 from specdec.errors import Unavailable
 from specdec.terms import SamplingParams
-from tests.e2e.proxy import Proxy
+from tests.e2e.network import Link
 from tests.e2e.stack import Process, Stack, running, wait_ready
 from tests.tiny import save_tiny
 
@@ -110,19 +110,24 @@ def test_connections_are_cut(stack: Stack, reference: list[tuple[int, ...]]) -> 
     draw = random.Random(2)
 
     async def run() -> None:
-        target, draft = Proxy(stack.targets[0].port), Proxy(stack.drafts[0].port)
+        target, draft = Link(f"127.0.0.1:{stack.targets[0].port}"), Link(f"127.0.0.1:{stack.drafts[0].port}")
         async with target.serving() as target_name, draft.serving() as draft_name:
             drafts = f"127.0.0.1:1,{draft_name},10.255.255.1:9"
             other = await asyncio.to_thread(lambda: stack.add_orchestrator(TARGETS=target_name, DRAFTS=drafts))
 
+            cut: set[Link] = set()
+
             async def trouble() -> None:
                 while True:
                     await asyncio.sleep(draw.uniform(0.1, 0.4))
-                    proxy = draw.choice((target, draft))
+                    link = draw.choice((target, draft))
                     if draw.random() < 0.7:
-                        proxy.cut()
+                        cut.update([link] if link.connections else [])
+                        link.cut()
                     else:
-                        await proxy.hold_up(draw.choice((0.3, 1.5)))
+                        link.partition()
+                        await asyncio.sleep(draw.choice((0.3, 1.5)))
+                        link.heal()
 
             cutting = asyncio.create_task(trouble())
             async with Client(other.endpoint) as client:
@@ -131,7 +136,7 @@ def test_connections_are_cut(stack: Stack, reference: list[tuple[int, ...]]) -> 
             await asyncio.gather(cutting, return_exceptions=True)
             await asyncio.to_thread(other.kill)
             assert got == reference
-            assert target.cuts and draft.cuts
+            assert cut == {target, draft}
 
     asyncio.run(run())
     nothing_left(stack)

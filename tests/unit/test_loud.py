@@ -10,25 +10,11 @@ import pytest
 from specdec import noise, seeds
 from specdec.native import build, loud
 from specdec.native.build import NOISE
+from tests.compiled import KINDS, a_cpu_that_runs_them, supported  # noqa: F401  (a fixture)
 from tests.tools import missing
 
-KINDS = list(build.VARIANTS)
 MOST = 2**64 - 1
 load = loud.load.__wrapped__  # a process keeps what it found first
-
-
-def supported() -> list[str]:
-    """Variants that this CPU can run, best first."""
-    try:
-        return KINDS[KINDS.index(build.variant()) :]
-    except build.BuildFailed:
-        return []
-
-
-@pytest.fixture(autouse=True)
-def _a_cpu_that_runs_them() -> None:
-    if not supported():
-        missing("AVX2", "these tests need a CPU that has it")
 
 
 def compiled(kind: str, folder: Path | None = None) -> Path:

@@ -7,6 +7,7 @@ sessions that have all they want. `rtt_ms` is added half on the way in and half 
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import time
 from collections import defaultdict
@@ -88,7 +89,7 @@ class Outlet:
                     await context.write(message)
 
 
-class _Server:
+class _Server(abc.ABC):
     """One replica. `name` for humans; `endpoint` once it listens."""
 
     service = method = ""
@@ -143,17 +144,17 @@ class _Server:
         self.counts.messages_out += 1
         outlet.put(message)
 
-    def _info_message(self) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _info_message(self) -> Any: ...
 
-    def _beat_message(self) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _beat_message(self) -> Any: ...
 
-    def heard(self, outlet: Outlet, raw: bytes, at: float) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def heard(self, outlet: Outlet, raw: bytes, at: float) -> None: ...
 
-    def lost(self, outlet: Outlet) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def lost(self, outlet: Outlet) -> None: ...
 
 
 class Target(_Server):

@@ -20,26 +20,12 @@ from specdec.engine.native.kernels import Kernels, LinearStruct
 from specdec.engine.shape import llama_shape
 from specdec.native import build
 from specdec.native.build import KERNELS
+from tests.compiled import KINDS, a_cpu_that_runs_them, supported  # noqa: F401  (a fixture)
 from tests.tiny import tiny_llama, tiny_qwen3
 from tests.tools import missing
 from tests.unit.engine.play import Turn, feed, played, text, whole
 
 TEXT = text(150)
-KINDS = list(build.VARIANTS)
-
-
-def supported() -> list[str]:
-    """Variants that this CPU can run, best first."""
-    try:
-        return KINDS[KINDS.index(build.variant()) :]
-    except build.BuildFailed:
-        return []
-
-
-@pytest.fixture(autouse=True)
-def _a_cpu_that_runs_them() -> None:
-    if not supported():
-        missing("AVX2", "these tests need a CPU that has it")
 
 
 @pytest.fixture(scope="module")
