@@ -70,7 +70,7 @@ class Kernels:
             library.specdec_close.argtypes = [pointer]
             library.specdec_close.restype = None
             library.specdec_run.argtypes = [pointer, pointer, pointer, number]
-            library.specdec_product.argtypes = [ctypes.POINTER(LinearStruct), pointer, number, pointer]
+            library.specdec_product.argtypes = [ctypes.POINTER(LinearStruct), pointer, number, number, pointer]
             library.specdec_product.restype = None
             library.specdec_attend.argtypes = [pointer, number, number, number, pointer, pointer]
             library.specdec_attend.restype = None
@@ -98,10 +98,10 @@ class Kernels:
         if self._library.specdec_run(handle, numbers, logits, columns):
             raise MemoryError("no memory for a step of the model")
 
-    def product(self, linear: LinearStruct, rows: Tensor) -> Tensor:
-        """rows [n, in] float32, contiguous → [n, out]"""
+    def product(self, linear: LinearStruct, rows: Tensor, paced: bool = False) -> Tensor:
+        """rows [n, in] float32, contiguous → [n, out]. `paced`: as for weights that no cache holds."""
         out = torch.empty(len(rows), -(-linear.out // 64) * 64)
-        self._library.specdec_product(ctypes.byref(linear), rows.data_ptr(), len(rows), out.data_ptr())
+        self._library.specdec_product(ctypes.byref(linear), rows.data_ptr(), len(rows), paced, out.data_ptr())
         return out[:, : linear.out]
 
     def attend(self, segment: Sequence[int], kv_heads: int, queries: Tensor) -> Tensor:

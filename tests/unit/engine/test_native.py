@@ -87,7 +87,8 @@ def test_a_product_is_the_slow_one_bit_for_bit(libraries, out, width, count, bia
     bias = draw.standard_normal(out).astype(np.float32) if biased else None
     for library in libraries.values():
         linear, kept = packed(library, torch.from_numpy(weight), None if bias is None else torch.from_numpy(bias))
-        assert np.array_equal(library.product(linear, torch.from_numpy(rows)).numpy(), slow_product(weight, rows, bias))
+        for paced in (False, True):
+            assert np.array_equal(library.product(linear, torch.from_numpy(rows), paced).numpy(), slow_product(weight, rows, bias))
         del kept
 
 

@@ -93,7 +93,7 @@ class Engine {
         int64_t weights = model.head.panels() * PANEL * model.head.in;
         for (const Layer& layer : layers_)
             for (const Linear& linear : {layer.qkv, layer.out, layer.gate_up, layer.down}) weights += linear.panels() * PANEL * linear.in;
-        paced_ = FASTER_THAN_MEMORY && weights > CACHE;
+        paced_ = weights > CACHE;
     }
 
     void run(const Batch& batch) {
@@ -270,11 +270,11 @@ EXPORT int specdec_run(void* engine, const int64_t* numbers, float* logits, int6
 }
 
 // Two parts of a step on their own, on one thread. rows [count][in] → out [count][linear.out padded to 64].
-EXPORT void specdec_product(const Linear* linear, const float* rows, int64_t count, float* out) {
+EXPORT void specdec_product(const Linear* linear, const float* rows, int64_t count, int64_t paced, float* out) {
     Bytes bytes(count, linear->in);
     const Quantised quantised = bytes.view();
     for (int64_t r = 0; r < count; r++) quantise(rows + r * linear->in, linear->in, quantised, r);
-    multiply(*linear, quantised, count, 0, linear->panels(), false, [&](int64_t r, int64_t column, const Sums& sums) {
+    multiply(*linear, quantised, count, 0, linear->panels(), paced != 0, [&](int64_t r, int64_t column, const Sums& sums) {
         float* to = out + r * padded(linear->out) + column;
         for (int j = 0; j < 4; j++) store(to + j * LANES, number(*linear, sums, j, column, quantised.scale[r]));
     });

@@ -122,7 +122,7 @@ inline void multiply(const Linear& linear, const Quantised& rows, int64_t count,
         const uint8_t *panel = linear.panel(p), *next = panel + size;
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t first = count * t / tiles, n = count * (t + 1) / tiles - first;
-            if (tiles == 1) tile_of<4>(paced ? TILE_ROWS : n, panel, rows.row(first), rows.stride, steps, next, sums);
+            if (tiles == 1) tile_of<4>(paced && FASTER_THAN_MEMORY ? TILE_ROWS : n, panel, rows.row(first), rows.stride, steps, next, sums);
             else if (tiles == 2) tile_of<2>(n, panel, rows.row(first), rows.stride, steps, next + t * size / 2, sums);
             else if (t < 4) tile_of<1>(n, panel, rows.row(first), rows.stride, steps, next + t * size / 4, sums);
             else tile_of<0>(n, panel, rows.row(first), rows.stride, steps, next, sums);
