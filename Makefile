@@ -64,7 +64,7 @@ protos: env ## generates specdec/v1 from proto/
 	$(BIN)/python tools/protos.py
 
 lock: env ## adds what pyproject.toml asks for to .venv and writes down the result
-	$(BIN)/pip install -e '.[dev]'
+	$(BIN)/pip install -e '.[model,tools,dev]'
 	{ echo "# The exact set that is built and tested; 'make lock' writes it."; \
 	  $(BIN)/pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v '^pip=='; } > requirements.lock
 

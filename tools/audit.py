@@ -44,7 +44,8 @@ def wanted(pyproject: Mapping[str, object], locked: Mapping[str, str]) -> Iterat
     """What pyproject.toml asks for and the lock does not give."""
     project = pyproject["project"]
     assert isinstance(project, dict)
-    for text in (*project["dependencies"], *project["optional-dependencies"]["dev"]):
+    extras = project["optional-dependencies"].values()
+    for text in (*project["dependencies"], *(text for extra in extras for text in extra)):
         asked = Requirement(text)
         version = locked.get(canonicalize_name(asked.name))
         if version is None:
