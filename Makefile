@@ -9,6 +9,8 @@ SOURCES := specdec draft_service target_service orchestrator tools
 
 # Many small matrices: more threads than one only wait for each other, and the tests run several processes.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# For tests that measure nothing: two at a time, the longer queue helps the shorter one.
+PARALLEL := -n 2 --dist worksteal
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,10 +26,12 @@ demo: setup ## the three services on this machine, with and without speculation
 	@$(BIN)/specdec demo
 
 test: setup ## every test but the long ones, under 15 minutes
-	@$(TEST) -m "not long"
+	@$(TEST) $(PARALLEL) -m "(unit or chart) and not long"
+	@$(TEST) -m "not (unit or chart or long)"
 
 test-all: setup ## every test
-	@$(TEST)
+	@$(TEST) $(PARALLEL) -m "unit or chart"
+	@$(TEST) -m "not (unit or chart)"
 
 MINUTES ?= 20
 soak: setup ## everything that can go wrong, for MINUTES=20: kills, cut wires, crowds, slow readers; nothing may be left

@@ -18,6 +18,7 @@ from tests.tools import require_model  # noqa: E402
 TESTS = Path(__file__).resolve().parent
 BUDGET_MINUTES = {"unit": 4, "pair": 4, "faults": 6, "parameters": 2, "chart": 3, "clients": 2}
 MARKED_BY_FOLDER = {"unit": "unit", "scenarios": "unit", "helm": "chart"}
+BUDGET = "budget"
 PAIR_MODELS = ("smollm2-135m", "smollm2-draft")
 
 
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(MARKED_BY_FOLDER[folder])
         budget = budget_of(item)
         if budget is not None and not item.get_closest_marker("long"):
-            _budgets[item.nodeid] = budget
+            item.user_properties.append((BUDGET, budget))  # travels with the report, also from another worker
         if budget is None:
             homeless.append(item.nodeid)
     if homeless:
@@ -52,12 +53,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if (name := _budgets.get(report.nodeid)) is not None:
-        _seconds[name] += report.duration
+    for key, name in report.user_properties:
+        if key == BUDGET:
+            _seconds[str(name)] += report.duration
 
 
-_seconds: collections.Counter[str] = collections.Counter()
-_budgets: dict[str, str] = {}  # node id -> whose minutes it uses; long tests use nobody's
+_seconds: collections.Counter[str] = collections.Counter()  # by budget; long tests use nobody's
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
