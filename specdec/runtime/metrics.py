@@ -1,6 +1,6 @@
 """The metrics that exist, in one table: kind, unit, description, label keys, buckets. Knows no SDK.
 
-Every label has a small closed set of values: outcomes, reasons, phases, states, pools, positions up to the block length, our own gRPC
+Every label has a small closed set of values: outcomes, reasons, phases, states, pools, positions up to a named maximum, our own gRPC
 methods. Sessions, requests and token ids never become labels; addresses do in one gauge only, up to a named maximum. Names, units and
 histograms of `gen_ai.*` and `rpc.*` follow OpenTelemetry's semantic conventions; buckets are extended below 10 ms, where tokens of this
 system live.
@@ -52,7 +52,12 @@ METRICS: dict[str, Metric] = {
     "specdec.requests.running": _gauge("{request}", "Generations in progress."),
     "specdec.requests.waiting": _gauge("{request}", "Generations admitted and not yet started."),
     "specdec.requests.refused": _counter("{request}", "Requests refused at admission.", "reason"),
+    "specdec.rounds": _counter("{round}", "Rounds that ended with a result."),
+    "specdec.decided.tokens": _counter("{token}", "Decided tokens by origin: accepted, corrected, bonus, plain.", "origin"),
+    "specdec.delivered.tokens": _counter("{token}", "Tokens handed to clients."),
+    "specdec.discarded.tokens": _counter("{token}", "Tokens decided behind a stop: neither delivered nor billed."),
     "specdec.draft.rounds": _counter("{round}", "Rounds with a block."),
+    "specdec.draft.length": _histogram("{token}", "Verified proposals of a round with a block.", COUNTS),
     "specdec.draft.tokens": _counter("{token}", "Proposed tokens that were verified."),
     "specdec.accepted.tokens": _counter("{token}", "Proposed tokens that were kept."),
     "specdec.accepted.tokens.per_position": _counter("{token}", "Kept tokens by slot of the block, from 0.", "position"),
@@ -78,6 +83,7 @@ METRICS: dict[str, Metric] = {
         "s", "Time of a round by phase: queue, engine, sample (a part of engine), wire, wait, text.", SECONDS, "phase"
     ),
     "specdec.step.duration": _histogram("s", "Engine steps.", SECONDS),
+    "specdec.step.age": _gauge("s", "For how long the engine step that runs has been running; 0 = none runs."),
     "specdec.batch.size": _histogram("{row}", "Rows of an engine step.", ROWS),
     "specdec.queue.duration": _histogram("s", "Time an item waited before its engine step.", SECONDS),
     "specdec.kv_cache.utilization": _gauge("1", "Share of the KV room in use."),
@@ -91,6 +97,7 @@ METRICS: dict[str, Metric] = {
     ),
     "specdec.pool.ejections": _counter("{ejection}", "Times a replica was shut out for a while, by why.", "pool", "reason"),
     "specdec.spec_enabled": _gauge("1", "1 while a draft can be used, 0 while targets decide alone."),
+    "specdec.spec_wanted": _gauge("1", "1 where SPECDEC_DRAFTS names a draft, 0 where targets are to decide alone."),
     "specdec.pool.sessions": _gauge("{session}", "Sessions placed by this orchestrator, by replica.", "pool", "replica"),
     "specdec.session.placements": _counter(
         "{session}", "Replicas given to sessions, by why: prefer (its prompt is there), prefix (its beginning is), load.", "pool", "reason"
@@ -102,7 +109,15 @@ METRICS: dict[str, Metric] = {
     "gen_ai.server.time_per_output_token": _histogram("s", "Time per token after the first.", PER_TOKEN, *_GEN_AI),
     "specdec.calls.refused": _counter("{call}", "Calls refused before they began, by why: token, identity, limit.", "reason"),
     "specdec.tls.certificate.expires": _gauge("s", "When the certificate in use expires, Unix time."),
+    "specdec.ready": _gauge("1", "1 while the process takes work, 0 while it starts, drains or has nobody to do the work."),
+    "specdec.telemetry.spans_exported": _counter("{span}", "Spans that the collector took."),
+    "specdec.telemetry.spans_dropped": _counter(
+        "{span}", "Spans that were lost, by why: queue (too many waited), collector (it did not take them), end (of the process).", "reason"
+    ),
+    "specdec.telemetry.log_lines_left_out": _counter("{line}", "Log lines that repeated themselves too often to be written."),
+    "specdec.telemetry.series_left_out": _counter("{sample}", "Samples whose labels were new when an instrument held all it may."),
     "rpc.server.call.duration": _histogram("s", "Time of an incoming call.", SECONDS, *_RPC),
+    "rpc.client.call.duration": _histogram("s", "Time of an outgoing call; a stream's is its life.", SECONDS, *_RPC),
 }
 
 GEN_AI_LABELS = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "specdec"}
