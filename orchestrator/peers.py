@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
 
+from orchestrator.discovery.names import DEFAULT_POOL
 from specdec import terms, wire
 from specdec.errors import Mismatch, SpecdecError, Unavailable
 from specdec.runtime.channels import MAX_MESSAGE_BYTES, open_channel
@@ -53,7 +55,7 @@ class Dialect:
     stub: Callable[[grpc.aio.Channel], Any]
     ask_info: Callable[[Any], Any]  # stub -> awaitable of a response with `.info`
     open_stream: Callable[[Any], Any]
-    encode: Callable[[Sequence[Any], str | None], Any]
+    encode: Callable[..., Any]  # items, and in the first message also orchestrator_id and link
     decode: Callable[[Any], Heard]
     speaks_first: bool  # sends a beat at once
 
@@ -108,10 +110,12 @@ class Peer:
     def __init__(self, address: str, dialect: Dialect, orchestrator_id: str, listener: Listener, dialler: Dialler | None = None) -> None:
         """`dialler` None = plain text."""
         self.name, self.dialect, self._dialler = address, dialect, dialler
+        self.pool_name = DEFAULT_POOL  # which of the pools of its kind it is in
         self.info: terms.ModelInfo | None = None
         self.beat: Any = None
         self.connected = False
         self._orchestrator_id, self._listener = orchestrator_id, listener
+        self._link = secrets.token_hex(8)  # not the address: two peers may lead to one process
         self._outbox: list[Any] = []
         self._wake, self._flushed, self._overflow = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._flushed.set()
@@ -175,7 +179,7 @@ class Peer:
             call = self.dialect.open_stream(stub)
             try:
                 async with asyncio.timeout(DIAL_TIMEOUT_S):
-                    await call.write(self.dialect.encode((), self._orchestrator_id))
+                    await call.write(self.dialect.encode((), self._orchestrator_id, self._link))
                 self._heard_in_tick = True
                 if not self.dialect.speaks_first:
                     self._rise()
@@ -223,7 +227,7 @@ class Peer:
             self._flushed.set()
 
     async def _say(self, call: Any, items: Sequence[Any]) -> None:
-        message = self.dialect.encode(items, None)
+        message = self.dialect.encode(items)
         if len(items) > 1 and message.ByteSize() > MAX_REQUEST_BYTES:
             half = len(items) // 2
             await self._say(call, items[:half])

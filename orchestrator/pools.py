@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from orchestrator.breaker import Trouble
-from orchestrator.discovery import Endpoint, Lookups, Watch, sources
+from orchestrator.discovery import Endpoint, Lookups, Watch, pool_names, sources
+from orchestrator.discovery.names import DEFAULT_POOL
 from orchestrator.ejection import Ejection
 from orchestrator.peers import DRAFT, TARGET, Dialect, Heard, Listener, Peer
 from orchestrator.places import Places
@@ -67,6 +68,7 @@ class Pool:
         self.name, self.ejection = dialect.pool, ejection
         self.peers: dict[str, Peer] = {}
         self.dialler: Dialler | None = None  # None = replicas are dialled in plain text
+        self.pool_names: tuple[str, ...] = ()  # those that entries name, sorted, whether or not there is a replica
         self.places = Places(self.eligible, self._vacated, ejection.took)
         self._dialect, self._orchestrator_id, self._listener = dialect, orchestrator_id, listener
         self._uids: dict[str, str] = {}
@@ -119,23 +121,29 @@ class Pool:
 
     def follow(self, endpoints: Iterable[Endpoint]) -> None:
         """Membership is what discovery says; a full set. Of more than MAX_REPLICAS those stay that were here first."""
-        there = {endpoint.address: endpoint.uid for endpoint in endpoints if not endpoint.terminating}
+        there: dict[str, Endpoint] = {}
+        for endpoint in sorted(endpoints, key=lambda e: (e.pool_name, e.uid)):  # under one address there is one: the same one each time
+            if not endpoint.terminating:
+                there[endpoint.address] = endpoint
         for name in set(self.peers) - set(there):
             self.remove(name)
         for name in sorted(there, key=lambda name: (name not in self.peers, name))[:MAX_REPLICAS]:
-            self.add(name, there[name])
+            self.add(name, there[name].uid, there[name].pool_name)
         if len(there) > MAX_REPLICAS and not self._crowded:
             log.warning("more replicas than are used (MAX_REPLICAS)", extra={"pool": self.name, "replicas": len(there)})
         self._crowded = len(there) > MAX_REPLICAS
 
-    def add(self, name: str, uid: str = "") -> None:
-        """`name` is host:port. Nothing happens when it is here."""
+    def add(self, name: str, uid: str = "", pool_name: str = DEFAULT_POOL) -> None:
+        """`name` is host:port. When it is here, it may change the pool."""
         if name in self.peers and self._uids[name] != uid:
             self._drop(name, "another process has its address")
         self._leaving.discard(name)
         if name in self.peers:
+            self.peers[name].pool_name = pool_name
             return
-        self.peers[name], self._uids[name] = Peer(name, self._dialect, self._orchestrator_id, self._listener, self.dialler), uid
+        peer = Peer(name, self._dialect, self._orchestrator_id, self._listener, self.dialler)
+        peer.pool_name = pool_name
+        self.peers[name], self._uids[name] = peer, uid
         if self._running:
             self._dial(name)
 
@@ -219,6 +227,7 @@ class Pools:
             failed = partial(home.discovery_failed, pool.name)
             found = sources(pool.name, entries, lookups, failed, poll_s=poll_s, keep_s=keep_s)
             watch = Watch(pool.name, found, pool.follow, failed)
+            pool.pool_names = pool_names(entries)
             pool.follow(watch.known)
             self._watches.append(watch)
 

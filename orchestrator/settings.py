@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.discovery.names import problem_of, too_many
+from orchestrator.discovery.names import problems
 from specdec.runtime.security import FrontSettings
 from specdec.runtime.settings import setting
 from specdec.terms import LEGAL_METHODS, DraftMethod, RejectionMethod
@@ -14,7 +14,10 @@ from specdec.terms import LEGAL_METHODS, DraftMethod, RejectionMethod
 @dataclass(frozen=True, kw_only=True)
 class OrchestratorSettings(FrontSettings):
     tokenizer: Path = setting(doc="folder with the target's tokenizer.json and config.json; no weights are read")
-    targets: tuple[str, ...] = setting(doc="host:port of every target, or dns:///name:port for one per record of a name; comma separated")
+    targets: tuple[str, ...] = setting(
+        doc="host:port of every target, dns:///name:port for one per record of a name, kubernetes:///service:port for one per endpoint of "
+        "a Service; comma separated, each perhaps with the name of a pool in front: pool=host:port"
+    )
     drafts: tuple[str, ...] = setting((), doc="the drafts, likewise; empty = no speculation")
     discovery_poll_ms: int = setting(5000, low=50, high=600_000, doc="pace at which the names among them are asked for")
     discovery_keep_ms: int = setting(
@@ -64,8 +67,7 @@ class OrchestratorSettings(FrontSettings):
         found = [
             f"SPECDEC_{pool}: {problem}"
             for pool, entries in (("TARGETS", self.targets), ("DRAFTS", self.drafts))
-            for problem in (*map(problem_of, entries), too_many(entries))
-            if problem
+            for problem in problems(entries)
         ]
         if not self.targets:
             found.append("SPECDEC_TARGETS names no target")

@@ -7,17 +7,23 @@ from collections.abc import Callable, Iterable
 
 from orchestrator.discovery.dns import Dns
 from orchestrator.discovery.lookup import Lookups
-from orchestrator.discovery.names import parse, problem_of
+from orchestrator.discovery.names import Address, Name, entries, pool_names
 from orchestrator.discovery.source import Endpoint, Source, Static, Trouble
 from orchestrator.discovery.watch import Watch
 
-__all__ = ["Endpoint", "Lookups", "Source", "Watch", "problem_of", "sources"]
+__all__ = ["Endpoint", "Lookups", "Source", "Watch", "pool_names", "sources"]
 
 
 def sources(
-    pool: str, entries: Iterable[str], lookups: Lookups, failed: Callable[[str], None], *, poll_s: float, keep_s: float
+    pool: str, texts: Iterable[str], lookups: Lookups, failed: Callable[[str], None], *, poll_s: float, keep_s: float
 ) -> list[Source]:
     """Of one pool's setting, whose entries have no problem. `failed` gets the kind of every failure."""
-    addresses, names = parse(entries)
-    named = [Dns(name, lookups, Trouble(pool, name.host, failed), poll_s=poll_s, keep_s=keep_s) for name in names]
-    return [Static(addresses), *named]
+    found: list[Source] = []
+    addresses = []
+    for entry in entries(texts):
+        match entry:
+            case Address():
+                addresses.append(entry)
+            case Name(host):
+                found.append(Dns(entry, lookups, Trouble(pool, host, failed), poll_s=poll_s, keep_s=keep_s))
+    return [Static(addresses), *found]

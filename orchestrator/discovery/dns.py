@@ -27,7 +27,8 @@ class Dns:
 
     @property
     def known(self) -> frozenset[Endpoint]:
-        return frozenset(Endpoint(address(record, self._name.port)) for record in self._memory.known)
+        pool = self._name.pool_name
+        return frozenset(Endpoint(address(record, self._name.port), pool_name=pool) for record in self._memory.known)
 
     async def changes(self) -> AsyncIterator[frozenset[Endpoint]]:
         told = self.known

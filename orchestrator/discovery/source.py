@@ -7,17 +7,20 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.discovery.names import DEFAULT_POOL, Address
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """`address` = host:port. `uid` names the process behind it where the source knows that: another one under the same address is another
-    replica. A `terminating` one finishes what it holds and takes nothing more."""
+    replica. A `terminating` one finishes what it holds and takes nothing more. `pool_name` = which of the pools of its kind it is in."""
 
     address: str
     uid: str = ""
     terminating: bool = False
+    pool_name: str = DEFAULT_POOL
 
 
 class Trouble:
@@ -53,8 +56,8 @@ class Source(Protocol):
 class Static:
     """Addresses that are written down."""
 
-    def __init__(self, addresses: Iterable[str]) -> None:
-        self.known = frozenset(Endpoint(address) for address in addresses)
+    def __init__(self, entries: Iterable[Address]) -> None:
+        self.known = frozenset(Endpoint(entry.address, pool_name=entry.pool_name) for entry in entries)
 
     async def changes(self) -> AsyncIterator[frozenset[Endpoint]]:
         """None."""

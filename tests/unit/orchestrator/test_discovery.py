@@ -8,15 +8,18 @@ import logging
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.discovery import Endpoint, Lookups, Source, Watch, problem_of, sources
+from orchestrator.discovery import Endpoint, Lookups, Source, Watch, pool_names, sources
 from orchestrator.discovery.dns import Dns
 from orchestrator.discovery.memory import MISSES, Memory
-from orchestrator.discovery.names import MAX_NAMES, Name, parse, too_many
+from orchestrator.discovery.names import MAX_NAMES, Address, Name, Service, entries, parse, problems
 from orchestrator.discovery.source import Trouble
+from orchestrator.settings import OrchestratorSettings
 from tests.unit.orchestrator.scripted_pools import Pools
 
 POLL_S = 0.002
@@ -72,19 +75,92 @@ async def watching(zone: Zone, *entries: str, keep_s: float = 60.0) -> AsyncIter
 
 
 def test_entries() -> None:
-    entries = ("a:1", "dns:///pool:50051", "dns:other.svc:2", "[::1]:3", "a:1", "dns:pool:50051")
-    assert not any(map(problem_of, entries))
-    assert parse(entries) == (["a:1", "[::1]:3"], [Name("pool", 50051), Name("other.svc", 2)])
+    texts = (
+        "a:1",
+        "dns:///pool:50051",
+        "dns:other.svc:2",
+        "[::1]:3",
+        "a:1",
+        "dns:pool:50051",
+        "kubernetes:///s:grpc",
+        "kubernetes://n/s:7",
+    )
+    found = [Address("a:1"), Name("pool", 50051), Name("other.svc", 2), Address("[::1]:3"), Service("", "s", "grpc"), Service("n", "s", 7)]
+    assert entries(texts) == found and not problems(texts)
+    pooled = [parse(f"large-1={text}") for text in texts]
+    assert list(dict.fromkeys(pooled)) == [replace(entry, pool_name="large-1") for entry in found]
+    assert pool_names((*texts, "small=b:1", "large=dns:c:2")) == ("default", "large", "small")
+    assert pool_names(()) == ()
 
 
-@pytest.mark.parametrize("entry", ["", "a", "a:0", "a:65536", "dns:///a", "dns://8.8.8.8/a:1", "k8s:///a:1", "a b:1", "::1:3", "dns:a"])
+NO_ENTRY = [
+    "",
+    "a",
+    "a:0",
+    "a:65536",
+    "dns:///a",
+    "dns://8.8.8.8/a:1",
+    "k8s:///a:1",
+    "a b:1",
+    "::1:3",
+    "dns:a",
+    "large=",
+    "kubernetes:///a",
+]
+
+
+@pytest.mark.parametrize("entry", NO_ENTRY)
 def test_what_is_no_entry_says_what_one_looks_like(entry: str) -> None:
-    assert "dns:///name:port" in problem_of(entry)
+    (problem,) = problems([entry])
+    assert repr(entry) in problem and "dns:///name:port" in problem and "kubernetes:///service:port" in problem
+
+
+LONG = "a" * 63
+
+
+@pytest.mark.parametrize(
+    ("entry", "named"),
+    [
+        ("Large=a:1", "pool's name"),
+        ("=a:1", "pool's name"),
+        (f"{LONG}a=a:1", "pool's name"),
+        ("a=b=c:1", "pool's name"),
+        ("kubernetes:///Target:1", "'Target'"),
+        ("kubernetes:///-a:1", "'-a'"),
+        (f"kubernetes:///{LONG}a:1", "Service's name"),
+        ("kubernetes://N/a:1", "namespace 'N'"),
+        ("kubernetes:///a:0", "port '0'"),
+        ("kubernetes:///a:65536", "port '65536'"),
+        ("kubernetes:///a:Grpc", "port 'Grpc'"),
+    ],
+)
+def test_names_are_limited_as_kubernetes_limits_them(entry: str, named: str) -> None:
+    (problem,) = problems([entry])
+    assert repr(entry) in problem and named in problem and "must be" in problem
+
+
+def test_the_longest_names() -> None:
+    assert not problems([f"{LONG}=kubernetes://{LONG}/{LONG}:{LONG}", "0=kubernetes://0/0:65535"])
 
 
 def test_names_are_bounded() -> None:
-    assert "MAX_NAMES" in too_many([f"dns:n{i}:1" for i in range(MAX_NAMES + 1)])
-    assert not too_many([*(f"dns:n{i}:1" for i in range(MAX_NAMES)), *(f"a{i}:1" for i in range(99))])
+    assert "MAX_NAMES" in problems([*(f"dns:n{i}:1" for i in range(MAX_NAMES)), "kubernetes:///n:1"])[0]
+    assert not problems([*(f"dns:n{i}:1" for i in range(MAX_NAMES)), *(f"a{i}:1" for i in range(99))])
+
+
+@pytest.mark.parametrize("what", ["a:1", "dns:///n:1", "kubernetes:///s:1", "kubernetes://n/s:grpc"])
+def test_a_replica_is_in_one_pool(what: str) -> None:
+    (problem,) = problems([f"large={what}", f"small={what}"])
+    assert problem.startswith(what) and "'large'" in problem and "'small'" in problem
+    (problem,) = OrchestratorSettings(tokenizer=Path(), targets=("a:1",), drafts=(what, f"x={what}")).problems()
+    assert problem.startswith("SPECDEC_DRAFTS: ")
+
+
+async def test_replicas_carry_the_name_of_their_pool() -> None:
+    found = sources("draft", ["a:1", "small=b:1", "large=dns:pool:5"], Lookups(Zone(pool=["::1"])), print, poll_s=POLL_S, keep_s=60)
+    known = frozenset[Endpoint]().union(*(source.known for source in found))
+    assert known == {Endpoint("a:1"), Endpoint("b:1", pool_name="small")}
+    assert await anext(found[1].changes()) == {Endpoint("[::1]:5", pool_name="large")}
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -237,6 +313,17 @@ async def test_the_pool_follows_full_sets(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(pool.peers) == {"t1:1", "t2:1"} and pool.peers["t1:1"] is not before
     pool.follow(())
     assert not pool.peers
+
+
+async def test_replicas_are_in_pools_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pools(monkeypatch, targets=0).driver.pools.targets
+    pool.follow({Endpoint("t0:1", pool_name="large"), Endpoint("t1:1", "old"), Endpoint("t1:1", "new", pool_name="large")})
+    assert {peer.name: peer.pool_name for peer in pool} == {"t0:1": "large", "t1:1": "large"}
+    before = pool.peers.copy()
+    pool.follow(
+        {Endpoint("t0:1", pool_name="small"), Endpoint("t1:1", "new", pool_name="large"), Endpoint("t1:1", "old", terminating=True)}
+    )
+    assert {peer.name: peer.pool_name for peer in pool} == {"t0:1": "small", "t1:1": "large"} and pool.peers == before
 
 
 async def test_replicas_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
