@@ -4,8 +4,10 @@ from __future__ import annotations
 
 if __name__ == "__main__":  # before the imports that take seconds
     from specdec.runtime.early import leave_on_signals
+    from specdec.runtime.extras import need_or_leave
 
     leave_on_signals()
+    need_or_leave("model", "target")
 
 import asyncio
 import sys

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specdec.errors import InvalidRequest, Unavailable
+from specdec.runtime.extras import need
 from specdec.runtime.settings import inherited
 
 MODULES = {"target": "target_service", "draft": "draft_service", "orchestrator": "orchestrator"}
@@ -37,7 +38,8 @@ class Models:
     draft: Path | None = DRAFT_MODEL
 
     def check(self) -> None:
-        """Raises InvalidRequest for a folder that holds no model."""
+        """Raises NotInstalled where nothing can compute, InvalidRequest for a folder that holds no model."""
+        need("model")
         for flag, folder in (("--target-model", self.target), ("--draft-model", self.draft)):
             if folder is not None and not (folder / "config.json").is_file():
                 raise InvalidRequest(flag, f"{folder} holds no model (no config.json); run `make setup`, or name a folder that does")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specdec.cli.system import TARGET_MODEL
 from specdec.errors import InvalidRequest
+from specdec.runtime.extras import need
 
 HELP = "time one engine step at several row counts"
 DESCRIPTION = """\
@@ -43,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     for flag, value, low in (("--sessions", arguments.sessions, 1), ("--start", arguments.start, 0), ("--threads", arguments.threads, 1)):
         if value < low:
             raise InvalidRequest(flag, f"must be at least {low}")
+    need("model")
     if not (arguments.model / "config.json").is_file():
         raise InvalidRequest("--model", f"{arguments.model} holds no model (no config.json); run `make setup`, or name a folder that does")
     return _every_kind(arguments) if arguments.sampling == "all" else _step(arguments, rows)

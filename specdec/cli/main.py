@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from specdec.cli import bench, bench_step, demo, down, generate, ids_to_text, text_to_ids, up
 from specdec.errors import SpecdecError
+from specdec.runtime.extras import explained
 
 GROUPS: dict[str, dict[str, ModuleType]] = {
     "run": {"demo": demo, "up": up, "down": down},
@@ -29,6 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.run(arguments))
     except SpecdecError as error:
         print(f"specdec {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (told := explained(error)) is None:
+            raise
+        print(f"specdec {arguments.command}: {told}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

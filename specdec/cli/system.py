@@ -10,6 +10,7 @@ from pathlib import Path
 
 from specdec.cli.supervisor import Child, Plan, Supervisor
 from specdec.errors import InvalidRequest
+from specdec.runtime.extras import need
 
 HOST = "127.0.0.1"
 ROLES = ("target", "draft", "orchestrator")
@@ -31,7 +32,8 @@ class System:
     pins: dict[str, str] = field(default_factory=dict)  # role → SPECDEC_CPU_AFFINITY
 
     def check(self) -> None:
-        """Raises InvalidRequest for models that are not there."""
+        """Raises NotInstalled where nothing can compute, InvalidRequest for models that are not there."""
+        need("model")
         wanted = [("--target-model", self.target_model)] + ([("--draft-model", self.draft_model)] if self.drafts else [])
         for flag, folder in wanted:
             if not (folder / "config.json").is_file():
