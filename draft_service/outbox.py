@@ -36,6 +36,10 @@ class Outbox:
     def overflowing(self) -> bool:
         return sum(map(len, self._events.values())) > MAX_PENDING
 
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
     def put(self, event: Told | DraftEvent) -> None:
         event = Told(event) if isinstance(event, Proposal) else event
         if isinstance(event, Told):

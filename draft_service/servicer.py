@@ -67,11 +67,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def _obey(self, stream: int, outbox: Outbox, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
         named = False
         async for request in requests:
+            if outbox.ended:
+                return
             if request.HasField("orchestrator_id") == named:
                 remedy = "belongs to the first message only" if named else "must be in the first message"
                 raise InvalidRequest("orchestrator_id", remedy)
+            if request.HasField("link") and named:
+                raise InvalidRequest("link", "belongs to the first message only")
             if not named:
-                wire.name_from_wire(request.orchestrator_id, "orchestrator_id")
+                self._greet(stream, request)
                 named = True
             wire.bounded(request.commands, wire.MAX_ITEMS, "commands", "MAX_ITEMS")
             for message in request.commands:
@@ -79,6 +83,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             self._worker.wake()
             if outbox.overflowing:
                 raise Overloaded("the events of this stream are not read", RETRY_MS)
+
+    def _greet(self, stream: int, request: draft_pb2.DraftRequest) -> None:
+        orchestrator_id = wire.name_from_wire(request.orchestrator_id, "orchestrator_id")
+        if link := wire.link_from_wire(request.link, "link"):
+            self._worker.named(stream, orchestrator_id, link)
 
     def _apply(self, stream: int, message: draft_pb2.DraftCommand) -> None:
         """A command that cannot be read costs its session, not the stream, when it says which session that is."""

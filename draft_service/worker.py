@@ -44,6 +44,7 @@ class Worker:
         self.drafter = drafter
         self._stepper, self._thread, self._observer = stepper, thread, observer
         self._outboxes: dict[int, Outbox] = {}
+        self._links: dict[tuple[str, str], int] = {}  # (orchestrator, link) -> its newest stream, one of the outboxes'
         self._streams = 0
         self._work = asyncio.Event()
         self._interrupted = self._draining = False
@@ -58,9 +59,19 @@ class Worker:
         outbox.put_load(self._load())
         return self._streams, outbox
 
+    def named(self, stream: int, orchestrator_id: str, link: str) -> None:
+        """Whose a stream is. A fresh one of a link ends the older one: its caller dialled again, so whatever the older one still seems,
+        nobody is there, and its writer may be stuck for long."""
+        older, self._links[orchestrator_id, link] = self._links.get((orchestrator_id, link)), stream
+        if older is not None:
+            self._outboxes[older].end(Unavailable("the caller opened this link again"))
+            self.detach(older)
+
     def detach(self, stream: int) -> None:
         """A stream ended: its sessions go, their K/V with the next plan. Twice is once."""
         self._outboxes.pop(stream, None)
+        for name in [name for name, newest in self._links.items() if newest == stream]:
+            del self._links[name]
         self.drafter.close_stream(stream)
         self.wake()
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from specdec.errors import EngineFault, InvalidRequest, SpecdecError, Unsupported
+from specdec.errors import EngineFault, InvalidRequest, SpecdecError, Unavailable, Unsupported
 from specdec.sampling import Constraint
 from specdec.terms import Answer, Failed, Result, TargetBeat, VerifyItem
 from target_service.outlet import Batch, Outlet, packed
@@ -56,6 +56,7 @@ class EngineLoop:
         self._execute, self._thread, self._observer, self._clock = execute, thread, observer, clock
         self._max_unread = max_unread_results
         self._outlets: dict[int, Outlet] = {}
+        self._links: dict[tuple[str, str], int] = {}  # (orchestrator, link) -> its newest stream, one of the outlets'
         self._wake = asyncio.Event()
         self._unobserved: list[tuple[int, int, int, list[Answer]]] = []  # steps that the metrics do not know yet
         self._fault: SpecdecError | None = None
@@ -67,11 +68,16 @@ class EngineLoop:
     def num_streams(self) -> int:
         return len(self._outlets)
 
-    def attach(self, orchestrator_id: str) -> tuple[int, Outlet]:
+    def attach(self, orchestrator_id: str, link: str = "") -> tuple[int, Outlet]:
+        """A fresh stream of a link ends the older one: its caller dialled again, so whatever the older one still seems, nobody is there."""
         if self._fault is not None:
             raise self._fault
         stream, outlet = self.verifier.attach(orchestrator_id), Outlet(self._max_unread, self._wake.set)
         self._outlets[stream] = outlet
+        if link:
+            older, self._links[orchestrator_id, link] = self._links.get((orchestrator_id, link)), stream
+            if older is not None:
+                self._outlets[older].fail(Unavailable("the caller opened this link again"))
         return stream, outlet
 
     def silence(self, stream: int) -> None:
@@ -82,6 +88,8 @@ class EngineLoop:
     def detach(self, stream: int) -> None:
         """The call ended."""
         self._outlets.pop(stream, None)
+        for name in [name for name, newest in self._links.items() if newest == stream]:
+            del self._links[name]
         self.silence(stream)
 
     def submit(self, stream: int, items: Sequence[VerifyItem], answers: Sequence[Answer] = ()) -> None:

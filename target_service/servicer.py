@@ -41,7 +41,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         hello = wire.verify_request_from_wire(first)
         if hello.orchestrator_id is None:
             raise InvalidRequest("hello", "the first message must carry it")
-        stream, outlet = self._loop.attach(hello.orchestrator_id)
+        stream, outlet = self._loop.attach(hello.orchestrator_id, hello.link)
         reader = asyncio.create_task(self._read(context, stream, outlet), name=f"read stream {stream}")
         writer = asyncio.create_task(self._write(context, outlet), name=f"write stream {stream}")
         failed = asyncio.create_task(outlet.failed(), name=f"watch stream {stream}")

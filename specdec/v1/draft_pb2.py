@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from specdec.v1 import common_pb2 as specdec_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specdec/v1/draft.proto\x12\nspecdec.v1\x1a\x17specdec/v1/common.proto\"!\n\x1f\x44raftServiceGetModelInfoRequest\"G\n DraftServiceGetModelInfoResponse\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.specdec.v1.ModelInfo\"l\n\x0c\x44raftRequest\x12\x1c\n\x0forchestrator_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12*\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x18.specdec.v1.DraftCommandB\x12\n\x10_orchestrator_id\"\xf6\x01\n\x0c\x44raftCommand\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.specdec.v1.OpenH\x00\x12 \n\x04sent\x18\x02 \x01(\x0b\x32\x10.specdec.v1.SentH\x00\x12$\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x12.specdec.v1.CommitH\x00\x12\"\n\x05pause\x18\x04 \x01(\x0b\x32\x11.specdec.v1.PauseH\x00\x12$\n\x06resume\x18\x05 \x01(\x0b\x32\x12.specdec.v1.ResumeH\x00\x12\'\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x16.specdec.v1.CloseDraftH\x00\x42\t\n\x07\x63ommand\"\xd8\x02\n\x04Open\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x15\n\rprompt_length\x18\x04 \x01(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x0c\n\x04seed\x18\x06 \x01(\x06\x12\x42\n\x17rejection_sample_method\x18\x07 \x01(\x0e\x32!.specdec.v1.RejectionSampleMethod\x12:\n\x13\x64raft_sample_method\x18\x08 \x01(\x0e\x32\x1d.specdec.v1.DraftSampleMethod\x12\x15\n\rbudget_tokens\x18\t \x01(\r\x12\x1e\n\x16num_speculative_tokens\x18\n \x01(\r\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\"l\n\x04Sent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprefix_length\x18\x02 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x06\x12\x14\n\x0cnum_proposed\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\"x\n\x06\x43ommit\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprefix_length\x18\x02 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x06\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x05 \x01(\r\"\x1b\n\x05Pause\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x1c\n\x06Resume\x12\x12\n\nsession_id\x18\x01 \x01(\t\" \n\nCloseDraft\x12\x12\n\nsession_id\x18\x01 \x01(\t\"e\n\rDraftResponse\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.specdec.v1.DraftEvent\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x10.specdec.v1.LoadH\x00\x88\x01\x01\x42\x07\n\x05_load\"\x8d\x01\n\nDraftEvent\x12(\n\x08proposal\x18\x01 \x01(\x0b\x32\x14.specdec.v1.ProposalH\x00\x12$\n\x06resync\x18\x02 \x01(\x0b\x32\x12.specdec.v1.ResyncH\x00\x12&\n\x07refused\x18\x03 \x01(\x0b\x32\x13.specdec.v1.RefusedH\x00\x42\x07\n\x05\x65vent\"\xb4\x01\n\x08Proposal\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x15\n\rprefix_length\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x06 \x03(\x02\x12\x34\n\rdistributions\x18\x07 \x03(\x0b\x32\x1d.specdec.v1.DraftDistribution\"9\n\x06Resync\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04have\x18\x03 \x01(\r\"T\n\x07Refused\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\x8a\x01\n\x04Load\x12\x19\n\x11needed_work_share\x18\x01 \x01(\x02\x12\x12\n\nlate_share\x18\x02 \x01(\x02\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x16\n\x0ekv_used_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fkv_total_tokens\x18\x05 \x01(\x04\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x32\xbb\x01\n\x0c\x44raftService\x12@\n\x05\x44raft\x12\x18.specdec.v1.DraftRequest\x1a\x19.specdec.v1.DraftResponse(\x01\x30\x01\x12i\n\x0cGetModelInfo\x12+.specdec.v1.DraftServiceGetModelInfoRequest\x1a,.specdec.v1.DraftServiceGetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16specdec/v1/draft.proto\x12\nspecdec.v1\x1a\x17specdec/v1/common.proto\"!\n\x1f\x44raftServiceGetModelInfoRequest\"G\n DraftServiceGetModelInfoResponse\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.specdec.v1.ModelInfo\"\x88\x01\n\x0c\x44raftRequest\x12\x1c\n\x0forchestrator_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12*\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x18.specdec.v1.DraftCommand\x12\x11\n\x04link\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x12\n\x10_orchestrator_idB\x07\n\x05_link\"\xf6\x01\n\x0c\x44raftCommand\x12 \n\x04open\x18\x01 \x01(\x0b\x32\x10.specdec.v1.OpenH\x00\x12 \n\x04sent\x18\x02 \x01(\x0b\x32\x10.specdec.v1.SentH\x00\x12$\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x12.specdec.v1.CommitH\x00\x12\"\n\x05pause\x18\x04 \x01(\x0b\x32\x11.specdec.v1.PauseH\x00\x12$\n\x06resume\x18\x05 \x01(\x0b\x32\x12.specdec.v1.ResumeH\x00\x12\'\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x16.specdec.v1.CloseDraftH\x00\x42\t\n\x07\x63ommand\"\xd8\x02\n\x04Open\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x15\n\rprompt_length\x18\x04 \x01(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x0c\n\x04seed\x18\x06 \x01(\x06\x12\x42\n\x17rejection_sample_method\x18\x07 \x01(\x0e\x32!.specdec.v1.RejectionSampleMethod\x12:\n\x13\x64raft_sample_method\x18\x08 \x01(\x0e\x32\x1d.specdec.v1.DraftSampleMethod\x12\x15\n\rbudget_tokens\x18\t \x01(\r\x12\x1e\n\x16num_speculative_tokens\x18\n \x01(\r\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\"l\n\x04Sent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprefix_length\x18\x02 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x06\x12\x14\n\x0cnum_proposed\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\"x\n\x06\x43ommit\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprefix_length\x18\x02 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x06\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\x1e\n\x16num_speculative_tokens\x18\x05 \x01(\r\"\x1b\n\x05Pause\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x1c\n\x06Resume\x12\x12\n\nsession_id\x18\x01 \x01(\t\" \n\nCloseDraft\x12\x12\n\nsession_id\x18\x01 \x01(\t\"e\n\rDraftResponse\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.specdec.v1.DraftEvent\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x10.specdec.v1.LoadH\x00\x88\x01\x01\x42\x07\n\x05_load\"\x8d\x01\n\nDraftEvent\x12(\n\x08proposal\x18\x01 \x01(\x0b\x32\x14.specdec.v1.ProposalH\x00\x12$\n\x06resync\x18\x02 \x01(\x0b\x32\x12.specdec.v1.ResyncH\x00\x12&\n\x07refused\x18\x03 \x01(\x0b\x32\x13.specdec.v1.RefusedH\x00\x42\x07\n\x05\x65vent\"\xb4\x01\n\x08Proposal\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x15\n\rprefix_length\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x13\n\x0b\x63onfidences\x18\x06 \x03(\x02\x12\x34\n\rdistributions\x18\x07 \x03(\x0b\x32\x1d.specdec.v1.DraftDistribution\"9\n\x06Resync\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04have\x18\x03 \x01(\r\"T\n\x07Refused\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\x8a\x01\n\x04Load\x12\x19\n\x11needed_work_share\x18\x01 \x01(\x02\x12\x12\n\nlate_share\x18\x02 \x01(\x02\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x16\n\x0ekv_used_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fkv_total_tokens\x18\x05 \x01(\x04\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x32\xbb\x01\n\x0c\x44raftService\x12@\n\x05\x44raft\x12\x18.specdec.v1.DraftRequest\x1a\x19.specdec.v1.DraftResponse(\x01\x30\x01\x12i\n\x0cGetModelInfo\x12+.specdec.v1.DraftServiceGetModelInfoRequest\x1a,.specdec.v1.DraftServiceGetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,34 +36,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTSERVICEGETMODELINFOREQUEST']._serialized_end=96
   _globals['_DRAFTSERVICEGETMODELINFORESPONSE']._serialized_start=98
   _globals['_DRAFTSERVICEGETMODELINFORESPONSE']._serialized_end=169
-  _globals['_DRAFTREQUEST']._serialized_start=171
-  _globals['_DRAFTREQUEST']._serialized_end=279
-  _globals['_DRAFTCOMMAND']._serialized_start=282
-  _globals['_DRAFTCOMMAND']._serialized_end=528
-  _globals['_OPEN']._serialized_start=531
-  _globals['_OPEN']._serialized_end=875
-  _globals['_SENT']._serialized_start=877
-  _globals['_SENT']._serialized_end=985
-  _globals['_COMMIT']._serialized_start=987
-  _globals['_COMMIT']._serialized_end=1107
-  _globals['_PAUSE']._serialized_start=1109
-  _globals['_PAUSE']._serialized_end=1136
-  _globals['_RESUME']._serialized_start=1138
-  _globals['_RESUME']._serialized_end=1166
-  _globals['_CLOSEDRAFT']._serialized_start=1168
-  _globals['_CLOSEDRAFT']._serialized_end=1200
-  _globals['_DRAFTRESPONSE']._serialized_start=1202
-  _globals['_DRAFTRESPONSE']._serialized_end=1303
-  _globals['_DRAFTEVENT']._serialized_start=1306
-  _globals['_DRAFTEVENT']._serialized_end=1447
-  _globals['_PROPOSAL']._serialized_start=1450
-  _globals['_PROPOSAL']._serialized_end=1630
-  _globals['_RESYNC']._serialized_start=1632
-  _globals['_RESYNC']._serialized_end=1689
-  _globals['_REFUSED']._serialized_start=1691
-  _globals['_REFUSED']._serialized_end=1775
-  _globals['_LOAD']._serialized_start=1778
-  _globals['_LOAD']._serialized_end=1916
-  _globals['_DRAFTSERVICE']._serialized_start=1919
-  _globals['_DRAFTSERVICE']._serialized_end=2106
+  _globals['_DRAFTREQUEST']._serialized_start=172
+  _globals['_DRAFTREQUEST']._serialized_end=308
+  _globals['_DRAFTCOMMAND']._serialized_start=311
+  _globals['_DRAFTCOMMAND']._serialized_end=557
+  _globals['_OPEN']._serialized_start=560
+  _globals['_OPEN']._serialized_end=904
+  _globals['_SENT']._serialized_start=906
+  _globals['_SENT']._serialized_end=1014
+  _globals['_COMMIT']._serialized_start=1016
+  _globals['_COMMIT']._serialized_end=1136
+  _globals['_PAUSE']._serialized_start=1138
+  _globals['_PAUSE']._serialized_end=1165
+  _globals['_RESUME']._serialized_start=1167
+  _globals['_RESUME']._serialized_end=1195
+  _globals['_CLOSEDRAFT']._serialized_start=1197
+  _globals['_CLOSEDRAFT']._serialized_end=1229
+  _globals['_DRAFTRESPONSE']._serialized_start=1231
+  _globals['_DRAFTRESPONSE']._serialized_end=1332
+  _globals['_DRAFTEVENT']._serialized_start=1335
+  _globals['_DRAFTEVENT']._serialized_end=1476
+  _globals['_PROPOSAL']._serialized_start=1479
+  _globals['_PROPOSAL']._serialized_end=1659
+  _globals['_RESYNC']._serialized_start=1661
+  _globals['_RESYNC']._serialized_end=1718
+  _globals['_REFUSED']._serialized_start=1720
+  _globals['_REFUSED']._serialized_end=1804
+  _globals['_LOAD']._serialized_start=1807
+  _globals['_LOAD']._serialized_end=1945
+  _globals['_DRAFTSERVICE']._serialized_start=1948
+  _globals['_DRAFTSERVICE']._serialized_end=2135
 # @@protoc_insertion_point(module_scope)

@@ -18,12 +18,14 @@ class DraftServiceGetModelInfoResponse(_message.Message):
     def __init__(self, info: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("orchestrator_id", "commands")
+    __slots__ = ("orchestrator_id", "commands", "link")
     ORCHESTRATOR_ID_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     orchestrator_id: str
     commands: _containers.RepeatedCompositeFieldContainer[DraftCommand]
-    def __init__(self, orchestrator_id: _Optional[str] = ..., commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ...) -> None: ...
+    link: str
+    def __init__(self, orchestrator_id: _Optional[str] = ..., commands: _Optional[_Iterable[_Union[DraftCommand, _Mapping]]] = ..., link: _Optional[str] = ...) -> None: ...
 
 class DraftCommand(_message.Message):
     __slots__ = ("open", "sent", "commit", "pause", "resume", "close")

@@ -26,10 +26,12 @@ class VerifyRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., items: _Optional[_Iterable[_Union[VerifyItem, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("orchestrator_id",)
+    __slots__ = ("orchestrator_id", "link")
     ORCHESTRATOR_ID_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     orchestrator_id: str
-    def __init__(self, orchestrator_id: _Optional[str] = ...) -> None: ...
+    link: str
+    def __init__(self, orchestrator_id: _Optional[str] = ..., link: _Optional[str] = ...) -> None: ...
 
 class VerifyItem(_message.Message):
     __slots__ = ("step", "close", "ahead")

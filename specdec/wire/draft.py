@@ -142,8 +142,12 @@ class DraftRequest:
     commands: tuple[terms.DraftCommand, ...] = ()
 
 
-def draft_request_to_wire(commands: Iterable[terms.DraftCommand], orchestrator_id: str | None = None) -> draft_pb2.DraftRequest:
-    return draft_pb2.DraftRequest(orchestrator_id=orchestrator_id, commands=[draft_command_to_wire(command) for command in commands])
+def draft_request_to_wire(
+    commands: Iterable[terms.DraftCommand], orchestrator_id: str | None = None, link: str = ""
+) -> draft_pb2.DraftRequest:
+    """With an `orchestrator_id`: the first message of a stream. `link` empty: it does not say which of its connections this is."""
+    items = [draft_command_to_wire(command) for command in commands]
+    return draft_pb2.DraftRequest(orchestrator_id=orchestrator_id, commands=items, link=link or None)
 
 
 def draft_request_from_wire(message: draft_pb2.DraftRequest) -> DraftRequest:

@@ -126,6 +126,11 @@ def name_from_wire(text: str, field: str) -> str:
     return text
 
 
+def link_from_wire(text: str, field: str) -> str:
+    """The name of a connection, or none."""
+    return name_from_wire(text, field) if text else ""
+
+
 def counted(number: int, field: str) -> int:
     if number < 1:
         raise InvalidRequest(field, "counts from 1")

@@ -21,6 +21,7 @@ from specdec.wire.shared import (
     finish_from_wire,
     finish_to_wire,
     ids,
+    link_from_wire,
     logprobs_from_wire,
     logprobs_to_wire,
     methods_from_wire,
@@ -151,15 +152,20 @@ def verify_item_from_wire(message: target_pb2.VerifyItem) -> terms.VerifyItem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """`rejected`: items that carry a readable address but cannot be served, with their answers ready to be sent back."""
+    """`rejected`: items that carry a readable address but cannot be served, with their answers ready to be sent back. `link` empty: the
+    orchestrator does not say which of its connections this is."""
 
     orchestrator_id: str | None
     items: tuple[terms.VerifyItem, ...] = ()
     rejected: tuple[terms.Answer, ...] = ()
+    link: str = ""
 
 
-def verify_request_to_wire(items: Iterable[terms.VerifyItem], orchestrator_id: str | None = None) -> target_pb2.VerifyRequest:
-    hello = None if orchestrator_id is None else target_pb2.Hello(orchestrator_id=orchestrator_id)
+def verify_request_to_wire(
+    items: Iterable[terms.VerifyItem], orchestrator_id: str | None = None, link: str = ""
+) -> target_pb2.VerifyRequest:
+    """With an `orchestrator_id`: the first message of a stream."""
+    hello = None if orchestrator_id is None else target_pb2.Hello(orchestrator_id=orchestrator_id, link=link)
     return target_pb2.VerifyRequest(hello=hello, items=[verify_item_to_wire(item) for item in items])
 
 
@@ -180,7 +186,7 @@ def verify_request_from_wire(message: target_pb2.VerifyRequest) -> VerifyRequest
                 raise
             failed = terms.Failed(INVALID_ARGUMENT, str(error)[:MAX_MESSAGE_CHARS], drop=False)
             rejected.append(terms.Answer(inner.session_id, inner.epoch, getattr(inner, "round", 0), failed))
-    return VerifyRequest(hello, tuple(items), tuple(rejected))
+    return VerifyRequest(hello, tuple(items), tuple(rejected), link_from_wire(message.hello.link, "hello.link"))
 
 
 # ---------------------------------------------------------------- answering

@@ -23,8 +23,8 @@ class Stream:
         self.beats: list[TargetBeat] = []
         self._answers: list[Answer] = []
 
-    async def send(self, *items: Step | Close, hello: str | None = None) -> None:
-        await self.call.write(wire.verify_request_to_wire(items, hello))
+    async def send(self, *items: Step | Close, hello: str | None = None, link: str = "") -> None:
+        await self.call.write(wire.verify_request_to_wire(items, hello, link))
 
     async def answer(self, seconds: float = 5.0) -> Answer:
         async with asyncio.timeout(seconds):
@@ -55,7 +55,7 @@ class Stream:
 
 
 @asynccontextmanager
-async def verify_stream(port: int, orchestrator_id: str | None = "orch", *, narrow: bool = False) -> AsyncIterator[Stream]:
+async def verify_stream(port: int, orchestrator_id: str | None = "orch", *, narrow: bool = False, link: str = "") -> AsyncIterator[Stream]:
     """`narrow`: a receive window of 64 KB that never grows, so that a server soon feels that nobody reads."""
     endpoint = f"127.0.0.1:{port}"
     window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
@@ -63,7 +63,7 @@ async def verify_stream(port: int, orchestrator_id: str | None = "orch", *, narr
         call = target_pb2_grpc.TargetServiceStub(channel).Verify()
         made = Stream(call)
         if orchestrator_id is not None:
-            await made.send(hello=orchestrator_id)
+            await made.send(hello=orchestrator_id, link=link)
         try:
             yield made
         finally:

@@ -24,6 +24,7 @@ from specdec.terms import Answer, Close, Closed, Failed, Grammar, GrammarForm, M
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.loop import EngineLoop
 from target_service.servicer import TargetServicer
+from tests.e2e.network import Link
 from tests.fakes import ScriptedEngine, hashed_script
 from tests.service.target_client import Stream, verify_stream
 from tests.unit.target.harness import VOCAB, Bench, first_step, next_step, reference
@@ -195,6 +196,30 @@ async def test_a_session_is_taken_over_after_the_connection_was_lost() -> None:
             assert (await talk.answer()).outcome.tokens == (expected[2],)
         assert target.engine.log[-1][0].start == 3
         assert target.engine.kv.opened == 1
+
+
+async def test_a_fresh_stream_ends_the_older_one_of_its_link_which_is_half_open() -> None:
+    """Nobody hangs up and nobody reads there. Another link of the same orchestrator, and another orchestrator, keep what they hold."""
+    async with serving(lease_ms=100.0) as target:
+        network = Link(f"127.0.0.1:{target.port}")
+        async with (
+            network.serving() as name,
+            verify_stream(int(name.rpartition(":")[2]), "x", link="1") as lost,
+            verify_stream(target.port, "x", link="2") as second,
+            verify_stream(target.port, "y", link="1") as other,
+        ):
+            for talk, session in ((lost, "lost"), (second, "second"), (other, "other")):
+                await talk.send(first_step([1, 2], session=session))
+                await talk.answer()
+            network.forget_server()
+            assert target.bench.verifier.num_sessions == 3
+            async with verify_stream(target.port, "x", link="1") as fresh:
+                await target.until(lambda: target.bench.verifier.num_sessions == 2)
+                await fresh.send(first_step([1, 2], session="lost", epoch=2))
+                for talk, session in ((second, "second"), (other, "other")):
+                    await talk.send(Close(session, 1))
+                    assert (await talk.answer()).outcome == Closed()
+                await fresh.answer()
 
 
 async def test_bad_items_are_answered_by_name_and_the_stream_goes_on() -> None:

@@ -12,7 +12,7 @@ from draft_service.outbox import MAX_PENDING
 from draft_service.servicer import DraftServicer
 from draft_service.worker import Worker
 from specdec import wire
-from specdec.errors import InternalFault, InvalidRequest, Overloaded
+from specdec.errors import InternalFault, InvalidRequest, Overloaded, Unavailable
 from specdec.terms import ModelInfo, Pause
 from specdec.v1 import draft_pb2
 from tests.unit.draft.rig import Rig
@@ -35,9 +35,11 @@ class Context:
 
 
 class Call:
-    def __init__(self) -> None:
-        self.rig, self.context = Rig(), Context()
-        self.worker = Worker(self.rig.drafter, self.rig.stepper, Thread(), Silent())
+    """`beside`: another stream to the same draft."""
+
+    def __init__(self, beside: Call | None = None) -> None:
+        self.rig, self.context = beside.rig if beside else Rig(), Context()
+        self.worker = beside.worker if beside else Worker(self.rig.drafter, self.rig.stepper, Thread(), Silent())
         self.requests: asyncio.Queue[draft_pb2.DraftRequest | Exception | None] = asyncio.Queue()
         servicer: Any = DraftServicer(self.worker, INFO)
         self.task = asyncio.create_task(servicer.Draft(self._requests(), self.context))
@@ -94,3 +96,37 @@ async def test_a_peer_that_is_done_ends_the_stream_well() -> None:
     call.requests.put_nowait(None)
     await call.task
     assert call.rig.drafter.num_sessions == 0
+
+
+async def test_a_fresh_stream_ends_the_older_one_of_its_link_although_that_is_stuck() -> None:
+    """Half-open: nobody reads, nobody hangs up. Other links and other orchestrators keep their sessions."""
+    first = Call()
+    others = [Call(first), Call(first), Call(first)]
+    greetings = [("x", "1"), ("x", "2"), ("y", "1"), ("x", "")]
+    for call, (orchestrator_id, link) in zip((first, *others), greetings, strict=True):
+        call.requests.put_nowait(wire.draft_request_to_wire([GOOD], orchestrator_id, link))
+    await first.settle()
+    assert first.rig.drafter.num_sessions == 4
+    fresh = Call(first)
+    fresh.requests.put_nowait(wire.draft_request_to_wire([], "x", "1"))
+    await first.settle()
+    assert first.rig.drafter.num_sessions == 3 and not first.task.done(), "its writer is stuck"
+    first.requests.put_nowait(wire.draft_request_to_wire([GOOD]))
+    await first.settle()
+    assert first.rig.drafter.num_sessions == 3, "what still arrives on it is nobody's"
+    for call in (first, *others, fresh):
+        call.context.open.set()
+        call.requests.put_nowait(None)
+    with pytest.raises(Unavailable, match="again"):
+        await first.task
+    await asyncio.gather(*(call.task for call in (*others, fresh)))
+    assert first.rig.drafter.num_sessions == 0 and not first.worker._links
+
+
+async def test_a_link_belongs_to_the_first_message() -> None:
+    call = Call()
+    call.context.open.set()
+    call.requests.put_nowait(wire.draft_request_to_wire([], "x"))
+    call.requests.put_nowait(draft_pb2.DraftRequest(link="1"))
+    with pytest.raises(InvalidRequest, match="link"):
+        await call.task

@@ -43,6 +43,7 @@ class Server(target_pb2_grpc.TargetServiceServicer):
     deaf: bool = False  # reads the Hello and nothing more
     dials: int = 0
     messages: list[wire.VerifyRequest] = field(default_factory=list)
+    greetings: list[wire.VerifyRequest] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[int]:
@@ -60,7 +61,7 @@ class Server(target_pb2_grpc.TargetServiceServicer):
 
     async def Verify(self, requests: Any, context: Any) -> None:
         self.dials += 1
-        await context.read()
+        self.greetings.append(wire.verify_request_from_wire(await context.read()))
         await context.write(wire.verify_response_to_wire((), beat=self.beat))
         if self.hangs_up:
             return
@@ -156,6 +157,18 @@ async def test_what_one_turn_sends_travels_together() -> None:
             peer.send(step(f"s{i}"))
         await until(lambda: len(server.messages) >= 20)
     assert [len(message.items) for message in server.messages[:20]] == [8] * 20
+
+
+async def test_a_link_keeps_its_name_when_it_is_dialled_again_and_no_two_have_the_same() -> None:
+    server = Server(hangs_up=True)
+    async with server.serving() as port, dialled(port, Ears()):
+        await until(lambda: len(server.greetings) >= 2)
+        server.hangs_up = False
+        await until(lambda: len(server.greetings) >= 3)
+        async with dialled(port, Ears()) as other:
+            await until(lambda: other.connected)
+    names = [greeting.link for greeting in server.greetings]
+    assert names[0] and names[:-1] == names[:1] * (len(names) - 1) and names[-1] not in ("", names[0])
 
 
 async def test_messages_stay_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
