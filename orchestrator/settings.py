@@ -56,6 +56,7 @@ class OrchestratorSettings(FrontSettings):
     max_unread_ms: float = setting(
         60_000.0, low=1, high=86_400_000, doc="an answer whose client reads nothing for so long, while it is held for it, is given up, ms"
     )
+    trace_content: bool = setting(False, doc="prompts and answers go into the spans of their requests, up to 4096 characters each")
     max_grace_ms: float = setting(50.0, low=0, high=10_000, doc="longest wait of a round for the draft")
     step_deadline_ms: int = setting(30_000, low=100, high=600_000, doc="longest a target may take for a round, queue included")
     placement_wait_ms: int = setting(30_000, low=100, high=600_000, doc="longest a session waits for any target")

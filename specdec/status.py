@@ -8,6 +8,7 @@ it does, replace it by RESOURCE_EXHAUSTED.
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any, NoReturn, cast
 
 import grpc
 import grpc.aio
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, descriptor_pool
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
@@ -27,6 +28,7 @@ MAX_ENCODED = 2000  # bytes as gRPC writes them: three for each byte that is not
 DEFAULT_RETRY_MS = 1000  # of an Overloaded without RetryInfo
 RESUMABLE, DOMAIN, OUTPUT_TOKENS = "RESUMABLE", "specdec.v1", "output_tokens"  # of the ErrorInfo that tells how much of an answer there is
 Unreadable = DecodeError  # what reading raises for bytes that are not the message they should be
+OTHER_METHOD = "_OTHER"  # the semantic conventions' word for a method that nobody knows
 _COUNT = re.compile(r"[0-9]{1,10}")
 _DETAILS_KEY = "grpc-status-details-bin"
 
@@ -160,3 +162,14 @@ def _attach(status: status_pb2.Status, detail: Any) -> None:
     packed = any_pb2.Any()
     packed.Pack(detail)
     status.details.append(packed)
+
+
+@functools.lru_cache(256)
+def method_label(method: str) -> str:
+    """`service/method` for a metric. While a process starts or ends every name that a caller makes up gets an answer, and none of them
+    may become a label."""
+    try:
+        descriptor_pool.Default().FindMethodByName(method.replace("/", "."))
+    except KeyError:
+        return OTHER_METHOD
+    return method

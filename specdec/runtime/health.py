@@ -37,6 +37,9 @@ class Health(health_pb2_grpc.HealthServicer):
             self._states[name] = state
             self._wake()
 
+    def serving(self, name: str) -> bool:
+        return self._states.get(name) == SERVING
+
     def end(self) -> None:
         """Watchers hear the present state and their calls end: nobody waits for them."""
         self._ended = True

@@ -2,6 +2,9 @@
 
 A value costs a dictionary entry and a lock that nobody else wants: rounds by the thousand a second are counted where they happen. Reading
 is the scraper's work, on its thread. Prometheus' names: dots become underscores, seconds are named, counters end in `_total`.
+
+Labels are closed sets by design (metrics.py). Should one not be, an instrument stops at MAX_SERIES: what is new then is counted under
+labels that all say `other`, and `left_out` tells how often, so that a mistake costs a label and not the memory.
 """
 
 from __future__ import annotations
@@ -10,28 +13,40 @@ import bisect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client.core import Metric as Family
+import prometheus_client.core
 
 from specdec.runtime.metrics import Kind, Metric
 
+Family = prometheus_client.core.Metric
 Reading = float | Iterable[tuple[float, Mapping[str, str]]]
 LabelValue = str | int | bool
 Key = tuple[tuple[str, LabelValue], ...]
+MAX_SERIES = 256  # label sets of one instrument
+OTHER = "other"
 _TYPES = {Kind.COUNTER: "counter", Kind.UP_DOWN: "gauge", Kind.GAUGE: "gauge", Kind.HISTOGRAM: "histogram"}
 
 
 class _Instrument:
-    __slots__ = ("_allowed", "_lock", "metric", "name")
+    __slots__ = ("_allowed", "_lock", "left_out", "metric", "name")
 
     def __init__(self, name: str, metric: Metric) -> None:
         self.name, self.metric = name, metric
         self._allowed = frozenset(metric.labels)
         self._lock = threading.Lock()
+        self.left_out = 0  # samples that were counted under OTHER
 
     def check(self, labels: Iterable[str]) -> None:
         """Raises ValueError for a label that the table does not list."""
         if unknown := set(labels) - self._allowed:
             raise ValueError(f"labels {sorted(unknown)} are not in the table: {sorted(self._allowed)}")
+
+    def admitted(self, key: Key, held: Mapping[Key, object]) -> Key:
+        """The key to count under, for one that is not held; the lock is held. Raises ValueError for an unknown label."""
+        self.check(name for name, _ in key)
+        if len(held) < MAX_SERIES:
+            return key
+        self.left_out += 1
+        return tuple((name, OTHER) for name, _ in key)
 
     def family(self) -> Family:
         suffix = "_seconds" if self.metric.unit == "s" else ""
@@ -53,8 +68,7 @@ class Counter(_Instrument):
             if key in self._values:
                 self._values[key] += amount
                 return
-        self.check(name for name, _ in key)
-        with self._lock:
+            key = self.admitted(key, self._values)
             self._values[key] = self._values.get(key, 0.0) + amount
 
     def read(self) -> Family:
@@ -64,6 +78,8 @@ class Counter(_Instrument):
         name = family.name + ("_total" if self.metric.kind is Kind.COUNTER else "")
         for key, value in values:
             family.add_sample(name, _labels(key), float(value))
+        if not values and not self.metric.labels:
+            family.add_sample(name, {}, 0.0)  # or the first one would be no increase to whoever watches
         return family
 
 
@@ -86,11 +102,10 @@ class Histogram(_Instrument):
     def record(self, value: float, labels: Mapping[str, LabelValue] | None = None, times: int = 1, **more: LabelValue) -> None:
         """`times` = how often this very value was seen."""
         key = tuple({**labels, **more}.items()) if labels else tuple(more.items())
-        found = self._values.get(key)
-        if found is None:
-            self.check(name for name, _ in key)
-            found = self._values.setdefault(key, _Distribution(len(self.metric.buckets) + 1))
         with self._lock:
+            found = self._values.get(key)
+            if found is None:
+                found = self._values.setdefault(self.admitted(key, self._values), _Distribution(len(self.metric.buckets) + 1))
             found.counts[bisect.bisect_left(self.metric.buckets, value)] += times
             found.sum += value * times
 
@@ -109,7 +124,7 @@ class Histogram(_Instrument):
 
 
 class Gauge(_Instrument):
-    """A level that is looked at when somebody asks."""
+    """A level, or a count kept elsewhere, that is looked at when somebody asks."""
 
     __slots__ = ("_look",)
 
@@ -119,9 +134,10 @@ class Gauge(_Instrument):
 
     def read(self) -> Family:
         family, reading = self.family(), self._look()
+        name = family.name + ("_total" if self.metric.kind is Kind.COUNTER else "")
         for value, labels in [(reading, {})] if isinstance(reading, int | float) else reading:
             self.check(labels)
-            family.add_sample(family.name, _labels(labels.items()), float(value))
+            family.add_sample(name, _labels(labels.items()), float(value))
         return family
 
 
@@ -140,6 +156,15 @@ class Instruments:
 
     def __contains__(self, name: str) -> bool:
         return name in self._all
+
+    @property
+    def left_out(self) -> int:
+        """Samples of all instruments that lost their labels."""
+        return sum(instrument.left_out for instrument in list(self._all.values()))
+
+    def families(self, names: Iterable[str]) -> dict[str, Family]:
+        """What these hold now, by name; those that were never made are missing."""
+        return {name: self._all[name].read() for name in names if name in self._all}
 
     def collect(self) -> Iterator[Family]:
         info = Family("target_info", "Target metadata", "gauge")

@@ -126,7 +126,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await status.abort(context, error)
         finally:
             self.running -= 1
-            labels = {"rpc.system.name": "grpc", "rpc.method": method, "rpc.status_code": code}
+            labels = {"rpc.system.name": "grpc", "rpc.method": status.method_label(method), "rpc.status_code": code}
             self._duration.record(time.perf_counter() - started, labels)
 
 

@@ -5,8 +5,8 @@ Takes whatever looks like an SDK span, so that this file imports no SDK.
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,22 +15,26 @@ TIMEOUT_S = 2.0  # of one export; nothing is retried: a collector that is away c
 _STATUS = {"UNSET": 0, "OK": 1, "ERROR": 2}
 
 
-def encode(spans: Sequence[Any]) -> bytes:
-    """One ExportTraceServiceRequest; all spans share the first one's resource."""
-    resource = {"attributes": _attributes(spans[0].resource.attributes)}
-    scope = {"scope": {"name": "specdec"}, "spans": [_span(span) for span in spans]}
-    return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}).encode()
+def encode_span(span: Any) -> bytes:
+    return json.dumps(_span(span)).encode()
 
 
-def post(endpoint: str, body: bytes) -> bool:
-    """Whether the collector took it."""
+def request(resource: Any, spans: Sequence[bytes]) -> bytes:
+    """One ExportTraceServiceRequest of encoded spans."""
+    head = json.dumps({"attributes": _attributes(resource.attributes)}).encode()
+    scoped = b'{"scope":{"name":"specdec"},"spans":[' + b",".join(spans) + b"]}"
+    return b'{"resourceSpans":[{"resource":' + head + b',"scopeSpans":[' + scoped + b"]}]}"
+
+
+def post(endpoint: str, body: bytes, timeout_s: float = TIMEOUT_S) -> str:
+    """Why the collector did not take it; empty = it did. `timeout_s` bounds the wait for each piece of its answer."""
     url = endpoint.rstrip("/") + "/v1/traces"
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            return bool(200 <= response.status < 300)
-    except (urllib.error.URLError, OSError):
-        return False
+        asked = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=timeout_s) as response:
+            return "" if 200 <= response.status < 300 else f"HTTP {response.status}"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
 
 
 def _span(span: Any) -> dict[str, Any]:

@@ -137,7 +137,13 @@ class _Host(Generic[S]):
 
     def _telemetry(self) -> Telemetry:
         s = self.settings
-        return Telemetry(self.role, host=s.host, metrics_port=s.metrics_port, otlp_endpoint=s.otlp_endpoint)
+        return Telemetry(
+            self.role,
+            host=s.host,
+            metrics_port=s.metrics_port,
+            otlp_endpoint=s.otlp_endpoint,
+            sample_ratio=s.otlp_sample_ratio,
+        )
 
     def _orphaned(self) -> None:
         """On the thread that watched the pipe, which also sees to it that a busy loop does not outlive the parent by much."""
@@ -152,6 +158,7 @@ class _Host(Generic[S]):
         except SettingsError as error:
             return self._failed(str(error))
         self.methods, self.health = _Methods(), Health()
+        telemetry.gauge("specdec.ready", lambda: int(self.health.serving(READINESS)))
         self.health.set(LIVENESS, True)
         self._set_ready(False)
         server = self._main_server(telemetry)

@@ -67,6 +67,9 @@ class CommonSettings:
         300, low=0, high=600_000, doc="how long everything is still taken after SIGTERM, while peers and balancers learn of it, ms"
     )
     otlp_endpoint: str = setting("", doc="http(s)://host:port of an OpenTelemetry collector for spans; empty = no spans")
+    otlp_sample_ratio: float = setting(
+        1.0, low=0.0, high=1.0, doc="share of requests whose spans are recorded, where the caller's trace context does not decide"
+    )
     parent_pipe: int = setting(
         -1, low=-1, high=1 << 20, doc="inherited file descriptor; the process ends when it reads end-of-file; -1 = none"
     )

@@ -7,12 +7,16 @@ the OTel SDK.
     telemetry.gauge("specdec.kv_cache.utilization", lambda: budget.utilization)
 
 A name that is not in the table, or a label that the table does not list, is an error at the first use. Nothing here is global: two
-instances in one process do not meet. `close` returns within CLOSE_S seconds whatever the collector does.
+instances in one process do not meet. `close` returns within CLOSE_S seconds whatever the collector does (outbound.py).
+
+Spans carry counts and times, never text: what a client wrote or got is in none of them unless the orchestrator is told to
+(`trace_content`).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
@@ -20,21 +24,24 @@ from wsgiref.simple_server import WSGIServer
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from prometheus_client import CollectorRegistry, start_http_server
 
-from specdec.runtime import otlp
+from specdec.errors import InvalidRequest, Unsupported
+from specdec.runtime import logs
 from specdec.runtime import trace as w3c
+from specdec.runtime.aliases import Aliases
 from specdec.runtime.instruments import Counter, Gauge, Histogram, Instruments, LabelValue, Reading
 from specdec.runtime.metrics import METRICS, Kind, Metric
+from specdec.runtime.outbound import Outbound
 
-CLOSE_S = 4.0
-SPAN_QUEUE = 2048  # spans waiting for export; more are dropped
-SPAN_BATCH = 256
-SPAN_DELAY_MS = 1000
-MAX_EVENTS_PER_SPAN = 128
+CLOSE_S, FLUSH_S = 4.0, 3.0  # for all of it; for the spans that wait
+MAX_EVENTS = 128  # of one span
+MAX_LINKS = 64
+MAX_ATTRIBUTE_CHARS = 4096
+MAX_ERROR_CHARS = 200
+DROPPED = ("queue", "collector", "end")  # why a span was lost
 
 
 class Span:
@@ -58,31 +65,66 @@ class Span:
             self._span.set_attributes(attributes)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Safe from any task: nothing is attached to a context, so nothing can be detached in the wrong one."""
+        """Safe from any task: nothing is attached to a context, so nothing can be detached in the wrong one. A refusal's own words stay
+        out of the span: they may quote the request."""
         if self._span is not None:
             if error is not None:
-                self._span.set_status(trace.StatusCode.ERROR, str(error)[:200])
+                quotes = isinstance(error, InvalidRequest | Unsupported)
+                self._span.set_status(trace.StatusCode.ERROR, None if quotes else str(error)[:MAX_ERROR_CHARS])
                 self._span.set_attribute("error.type", type(error).__name__)
             self._span.end()
 
 
-class Telemetry:
-    """`metrics_port` 0 = any free port, -1 = no port and no cost; `otlp_endpoint` empty = no spans."""
+NO_SPAN = Span("")
 
-    def __init__(self, role: str, *, host: str = "127.0.0.1", metrics_port: int = -1, otlp_endpoint: str = "") -> None:
-        resource = Resource.create({"service.name": f"specdec-{role}"})
+
+class Telemetry:
+    """`metrics_port` 0 = any free port, -1 = no port and no cost; `otlp_endpoint` empty = no spans; `sample_ratio` = share of the traces
+    that begin here which are recorded: where the caller has decided, its word counts."""
+
+    def __init__(
+        self, role: str, *, host: str = "127.0.0.1", metrics_port: int = -1, otlp_endpoint: str = "", sample_ratio: float = 1.0
+    ) -> None:
+        resource = Resource.create({"service.name": f"specdec-{role}", "service.instance.id": str(uuid.uuid4())})
         self.metrics_port = -1
         self._http: WSGIServer | None = None
-        self._instruments = Instruments({**_strings(resource.attributes), "service_instance_id": str(uuid.uuid4())})
+        self._instruments = Instruments(_strings(resource.attributes))
+        self._registry = CollectorRegistry()
+        self._registry.register(self._instruments)
+        self._watch_itself()
         if metrics_port >= 0:
-            registry = CollectorRegistry()
-            registry.register(self._instruments)
-            self._http, _ = start_http_server(metrics_port, host, registry)
+            self._http, _ = start_http_server(metrics_port, host, self._registry)
             self.metrics_port = self._http.server_port
         self._tracers: TracerProvider | None = None
+        self._outbound: Outbound | None = None
         if otlp_endpoint:
-            self._tracers = TracerProvider(ParentBased(ALWAYS_ON), resource, shutdown_on_exit=False)
-            self._tracers.add_span_processor(_batches(otlp_endpoint))
+            limits = SpanLimits(max_events=MAX_EVENTS, max_links=MAX_LINKS, max_attribute_length=MAX_ATTRIBUTE_CHARS)
+            sampler = ParentBased(TraceIdRatioBased(sample_ratio))
+            self._tracers = TracerProvider(sampler, resource, shutdown_on_exit=False, span_limits=limits)
+            dropped, exported = self.counter("specdec.telemetry.spans_dropped"), self.counter("specdec.telemetry.spans_exported")
+            self._outbound = Outbound(otlp_endpoint, lambda reason, spans: dropped.add(spans, reason=reason), exported.add)
+            self._tracers.add_span_processor(_Ended(self._outbound.put))
+
+    def _watch_itself(self) -> None:
+        """Whatever telemetry loses is counted."""
+        self.counter("specdec.telemetry.spans_exported")
+        for reason in DROPPED:
+            self.counter("specdec.telemetry.spans_dropped").add(0, reason=reason)
+        for name, look in (
+            ("specdec.telemetry.log_lines_left_out", logs.left_out),
+            ("specdec.telemetry.series_left_out", lambda: self._instruments.left_out),
+        ):
+            metric = _metric(name, Kind.COUNTER)
+            self._instruments.once(name, lambda name=name, metric=metric, look=look: Gauge(name, metric, look))  # type: ignore[misc]
+
+    @property
+    def traces(self) -> bool:
+        """Whether spans go anywhere."""
+        return self._tracers is not None
+
+    def aliases(self, model: Callable[[], str], kv_usage: Callable[[], float]) -> None:
+        """What aliases.py says. Called once."""
+        self._registry.register(Aliases(self._instruments, model, kv_usage))
 
     def counter(self, name: str) -> Counter:
         metric = _metric(name, Kind.COUNTER)
@@ -105,17 +147,26 @@ class Telemetry:
         self._instruments.once(name, lambda: Gauge(name, metric, read))
 
     def span(
-        self, name: str, traceparent: str = "", *, links: Sequence[str] = (), kind: str = "internal", **attributes: LabelValue | float
+        self,
+        name: str,
+        traceparent: str = "",
+        *,
+        links: Sequence[str] = (),
+        kind: str = "internal",
+        began_s_ago: float = 0.0,
+        **attributes: LabelValue | float,
     ) -> Span:
         """`traceparent` = the caller's W3C header; `kind` server, client or internal. Without a collector the header is passed on."""
         if self._tracers is None:
             return Span(traceparent)
         parent = _span_context(traceparent)
+        start_time = time.time_ns() - int(began_s_ago * 1e9) if began_s_ago else None
         span = self._tracers.get_tracer("specdec").start_span(
             name,
             context=None if parent is None else trace.set_span_in_context(trace.NonRecordingSpan(parent)),
             kind=trace.SpanKind[kind.upper()],
             attributes=attributes,
+            start_time=start_time,
             links=[trace.Link(context) for context in map(_span_context, links) if context is not None],
         )
         context = span.get_span_context()
@@ -132,26 +183,19 @@ class Telemetry:
         if self._http is not None:
             self._http.shutdown()
             self._http.server_close()
-        if self._tracers is not None:
-            self._tracers.shutdown()
+        if self._outbound is not None:
+            self._outbound.close(FLUSH_S)
 
 
-class _JsonExporter(SpanExporter):
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+class _Ended(SpanProcessor):
+    """Hands on what has ended and is to be recorded."""
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        taken = otlp.post(self._endpoint, otlp.encode(spans))
-        return SpanExportResult.SUCCESS if taken else SpanExportResult.FAILURE
+    def __init__(self, put: Callable[[ReadableSpan], None]) -> None:
+        self._put = put
 
-    def shutdown(self) -> None:
-        pass
-
-
-def _batches(endpoint: str) -> BatchSpanProcessor:
-    return BatchSpanProcessor(
-        _JsonExporter(endpoint), max_queue_size=SPAN_QUEUE, schedule_delay_millis=SPAN_DELAY_MS, max_export_batch_size=SPAN_BATCH
-    )
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            self._put(span)
 
 
 def _span_context(header: str) -> trace.SpanContext | None:

@@ -49,6 +49,8 @@ def test_scrape(telemetry: Telemetry) -> None:
 
 def test_every_metric_of_the_table_can_be_made_and_scraped(telemetry: Telemetry) -> None:
     for name, metric in METRICS.items():
+        if name.startswith("specdec.telemetry."):
+            continue  # is there from the beginning
         labels = {label: "x" for label in metric.labels}
         match metric.kind:
             case Kind.COUNTER:
