@@ -61,7 +61,7 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread | Non
     choosers = chooser_factory(words.size, words.eos_ids, info.draft_ids, grammars, compilers.submit, guessing)
     drafter = Drafter(limits, room, choosers)
     metrics = Metrics(runtime.telemetry, drafter)
-    worker = Worker(drafter, Stepper(engine), thread, metrics)
+    worker = Worker(drafter, Stepper(engine), thread, metrics, settings.scaling_smoothing_ms / 1000)
     tasks = [
         asyncio.create_task(worker.run(), name="draft-worker"),
         asyncio.create_task(beats(worker, metrics), name="draft-beats"),

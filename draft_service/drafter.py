@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from draft_service.checks import Limits, bounds_of, check_commit, check_name, check_open, check_sent
+from draft_service.demand import Rounds
 from draft_service.outbox import Told
 from draft_service.outlook import Outlook
 from draft_service.plan import Chooser, DraftPlan, DraftRow, PlanOutcome, RowOutcome, Silence
@@ -86,7 +87,7 @@ class _State:
 
 class Drafter:
     def __init__(self, limits: Limits, room: Room, make_chooser: Callable[[Open], Chooser]) -> None:
-        self.limits, self.tally = limits, Tally()
+        self.limits, self.tally, self.rounds = limits, Tally(), Rounds()
         self._room, self._make_chooser = room, make_chooser
         self._outlook = {greedy: Outlook(limits.lookahead_floor) for greedy in (True, False)}
         self._odds = {(greedy, method): Odds() for greedy in (True, False) for method in DraftMethod}
@@ -217,6 +218,7 @@ class Drafter:
             return []  # a repeat
         session.k = min(command.num_speculative_tokens or bounds.k, bounds.k)
         self.tally.round(round_)
+        self.rounds.round(round_.wanted, round_.late, self.num_sessions)
         if round_.whole is not None:
             self._outlook[bounds.greedy].learn(round_.product, round_.whole)
         if round_.ending is not None:
@@ -242,12 +244,12 @@ class Drafter:
             if session.tree.seeds:
                 self._sprout(session)
         state.plans += 1
-        rows, steps = draw_up(sessions, self.limits.step_rows, self.limits.chunk_rows, state.plans, self._wanted_of)
+        rows, steps, needed = draw_up(sessions, self.limits.step_rows, self.limits.chunk_rows, state.plans, self._wanted_of)
         release, state.release = tuple(state.release), []
         grafts = tuple((s.handle, s.tree.graft) for s in sessions if s.tree.graft is not None)
         for session in sessions:
             session.tree.graft = None
-        return DraftPlan(rows, steps, release, grafts) if rows or release or grafts else None
+        return DraftPlan(rows, steps, release, grafts, needed) if rows or release or grafts else None
 
     def _sprout(self, session: Session) -> None:
         def admitted(base: int) -> int | None:

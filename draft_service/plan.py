@@ -53,12 +53,13 @@ class DraftRow:
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
     """At most `steps` forward passes over `rows`; `release` = handles whose K/V go first; `grafts` = (handle, branch): then the branch's
-    K/V become those of the handle."""
+    K/V become those of the handle. `needed` = the first passes, without which some session has no usable proposal."""
 
     rows: tuple[DraftRow, ...]
     steps: int
     release: tuple[int, ...] = ()
     grafts: tuple[tuple[int, int], ...] = ()
+    needed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,17 @@ BRANCH_ROWS = 16  # most rows of branches in a step
 
 def draw_up(
     sessions: Sequence[Session], step_rows: int, chunk_rows: int, number: int, survives: Callable[[Session, Branch], int]
-) -> tuple[tuple[DraftRow, ...], int]:
-    """Rows, and passes over them. `number`: of this plan. `survives`: tokens to draft now behind a branch."""
+) -> tuple[tuple[DraftRow, ...], int, int]:
+    """Rows, passes over them, and how many of these are needed. `number`: of this plan. `survives`: tokens to draft now behind a branch."""
     waiting = sorted((s for s in sessions if s.wanted), key=lambda s: s.urgency)
     rows: list[DraftRow] = []
+    needed = 0
     left, alone = step_rows, len(sessions) == 1
     for session in waiting:
         if left == 0:
             break
         row = _row(session, left if alone else min(left, chunk_rows))
+        needed = max(needed, min(session.lacks, row.draws or 1))
         session.served, session.stepping = number, True
         left -= len(row.tokens)
         rows.append(row)
@@ -39,7 +41,8 @@ def draw_up(
     most = CHEAP_ROWS - sum(len(row.tokens) for row in rows) if hungry else min(left, BRANCH_ROWS)
     rows += _branches(sessions, most, survives)
     steps = min((row.draws for row in rows), default=0) if complete else 1
-    return tuple(rows), 1 if steps == 0 or any(session.tree.seeds for session in sessions) else steps
+    steps = 1 if steps == 0 or any(session.tree.seeds for session in sessions) else steps
+    return tuple(rows), steps, min(needed, steps)
 
 
 def _row(session: Session, most: int) -> DraftRow:

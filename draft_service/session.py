@@ -57,7 +57,7 @@ class Bounds:
 class Round:
     """What a commit ended: tokens dropped unverified, drawn since the last commit, drawn here and verified; whether more was wanted than
     there; the block's product of confidences and whether it was accepted whole (None = no block, or not all of it verified); how it ended
-    (None = unknown); the branch that became the chain."""
+    (None = unknown); the branch that became the chain; whether proposals were wanted; whether there was nothing to propose when it came."""
 
     wasted: int
     drafted: int
@@ -67,6 +67,8 @@ class Round:
     whole: bool | None
     ending: Ending | None
     grown: Branch | None
+    wanted: bool
+    late: bool
 
 
 class Session:
@@ -132,6 +134,11 @@ class Session:
         return len(self.chain) - (self.chain.committed if self.block_end is None else self.block_end)
 
     @property
+    def lacks(self) -> int:
+        """Tokens to draft before the next round could use one: it has no usable proposal. 0 = it has, or wants none."""
+        return min(self.wanted, max(0, (1 if self.block_end is None else 2) - self.usable))
+
+    @property
     def hungry(self) -> bool:
         """The target waits for a proposal, or decides a plain token and will be done soon: the chain comes before all branches."""
         return self.block_end is None or (self.block_end == self.block_start and self.usable < 2)
@@ -172,7 +179,7 @@ class Session:
     def commit(self, start: int, tokens: tuple[int, ...]) -> Round | None:
         """The target decided. None when that contradicts earlier commits; a repeat changes nothing."""
         chain, before, length, behind = self.chain, self.chain.committed, len(self.chain), self.wanted > 0
-        ending = self._ending(start, tokens)
+        late, ending = self.lacks > 0, self._ending(start, tokens)
         kept = self.tree.commit(start, tokens)
         if kept is None:
             return None
@@ -186,6 +193,8 @@ class Session:
             whole=self._whole(before, kept, length),
             ending=ending,
             grown=kept.grown,
+            wanted=not self.paused,
+            late=late and kept.grown is None,
         )
         if chain.committed > before:
             self.block_end, self.stalled, self.over = None, False, False

@@ -37,6 +37,9 @@ class Settings(CommonSettings):
     branch_floor: float = setting(
         0.015, low=0, high=1, doc="smallest chance to be of use at which a token is drafted for one of several outcomes"
     )
+    scaling_smoothing_ms: int = setting(
+        10_000, low=100, high=600_000, doc="time constant of the load that is told to who scales the pool, ms"
+    )
 
     def problems(self) -> list[str]:
         found = super().problems()

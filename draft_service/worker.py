@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import ParamSpec, Protocol, TypeVar
 
+from draft_service.demand import Demand
 from draft_service.drafter import RETRY_MS, Addressed, Drafter
 from draft_service.outbox import Outbox
 from draft_service.plan import DraftPlan, PlanOutcome
@@ -40,8 +41,10 @@ class Observer(Protocol):
 
 
 class Worker:
-    def __init__(self, drafter: Drafter, stepper: Stepper, thread: Runner, observer: Observer) -> None:
+    def __init__(self, drafter: Drafter, stepper: Stepper, thread: Runner, observer: Observer, smoothing_s: float = 10.0) -> None:
+        """`smoothing_s`: the time constant of the demand that is told."""
         self.drafter = drafter
+        self._demand = Demand(drafter.rounds, smoothing_s)
         self._stepper, self._thread, self._observer = stepper, thread, observer
         self._outboxes: dict[int, Outbox] = {}
         self._links: dict[tuple[str, str], int] = {}  # (orchestrator, link) -> its newest stream, one of the outboxes'
@@ -93,12 +96,19 @@ class Worker:
 
     def beat(self) -> None:
         """A load report for every stream."""
+        self._demand.period(self.drafter.num_sessions, time.monotonic())
         load = self._load()
         for outbox in self._outboxes.values():
             outbox.put_load(load)
 
     def _load(self) -> DraftLoad:
-        return replace(self.drafter.load(), draining=self._draining)
+        demand = self._demand
+        return replace(
+            self.drafter.load(),
+            draining=self._draining,
+            needed_time_share=demand.needed_time_share,
+            late_demand=demand.late_demand,
+        )
 
     def draining(self) -> None:
         """The load reports say from here on that the process is about to end."""
@@ -128,7 +138,9 @@ class Worker:
                 continue
             self._interrupted = False
             began = clock()
+            self._demand.began(time.monotonic())
             outcome = await self._thread.run(self._stepper.run, plan, self._is_interrupted)
+            self._demand.ended(plan.needed, outcome.steps, time.monotonic())
             self._observer.stepped(plan, outcome, clock() - began)
             self.deliver(self.drafter.commit_step(plan, outcome))
             await asyncio.sleep(0)  # lets commands in that arrived meanwhile

@@ -124,7 +124,15 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> S
     executor = Executor(engine, info.vocab_size, info.eos_token_ids)
     observer = StepObserver(runtime.telemetry, verifier)
     compilers = Grammars(grammars)
-    loop = EngineLoop(verifier, executor.execute, thread, observer, compilers.ready, settings.max_unread_results)
+    loop = EngineLoop(
+        verifier,
+        executor.execute,
+        thread,
+        observer,
+        compilers.ready,
+        settings.max_unread_results,
+        smoothing_s=settings.scaling_smoothing_ms / 1000,
+    )
     turns = asyncio.create_task(loop.run(), name="engine loop")
 
     def ended(task: asyncio.Task[None]) -> None:

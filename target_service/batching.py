@@ -41,6 +41,11 @@ def choose_rows(queued: Sequence[Session], limits: Limits, cost: StepCost, away:
     return chosen + [(session, _row(session, limits, size)) for session, size in _pieces(prefills, left)]
 
 
+def waiting_rows(queued: Iterable[Session]) -> int:
+    """Rows that the Steps of `queued` sessions still want, prompts included."""
+    return sum(_todo(session) + _block(session) for session in queued)
+
+
 def returning(sessions: Iterable[Session], now_ms: float, within_ms: float) -> int:
     """How many decode and are not queued: between a result and their next Step."""
     return sum(s.awaited and s.resident is not None and s.round > 0 and now_ms - s.asked_ms <= within_ms for s in sessions)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from specdec.errors import EngineFault, InvalidRequest, SpecdecError, Unavailable, Unsupported
 from specdec.sampling import Constraint
+from specdec.smoothing import Smoothed
 from specdec.terms import Answer, Failed, Result, TargetBeat, VerifyItem
 from target_service.outlet import Batch, Outlet, packed
 from target_service.plan import Compile, StepOutcome, StepPlan
@@ -49,6 +50,7 @@ class EngineLoop:
         compile_grammar: Callable[[Compile], Awaitable[Constraint]],
         max_unread_results: int,
         clock: Callable[[], float] = time.monotonic,
+        smoothing_s: float = 10.0,
     ) -> None:
         self.verifier = verifier
         self._compile_grammar = compile_grammar
@@ -57,6 +59,7 @@ class EngineLoop:
         self._max_unread = max_unread_results
         self._outlets: dict[int, Outlet] = {}
         self._links: dict[tuple[str, str], int] = {}  # (orchestrator, link) -> its newest stream, one of the outlets'
+        self._backlog, self._kv_demand = Smoothed(smoothing_s), Smoothed(smoothing_s)
         self._wake = asyncio.Event()
         self._unobserved: list[tuple[int, int, int, list[Answer]]] = []  # steps that the metrics do not know yet
         self._fault: SpecdecError | None = None
@@ -132,6 +135,8 @@ class EngineLoop:
             predicted_step_ms=max(1, int(verifier.predicted_ms())),
             draining=verifier.draining,
             drain_remaining_ms=0 if self._drained_by is None else max(0, int(1000 * (self._drained_by - self._clock()))),
+            backlog_ms=self._backlog.value,
+            kv_demand=self._kv_demand.value,
         )
 
     def alive(self) -> bool:
@@ -223,10 +228,16 @@ class EngineLoop:
         while True:
             await asyncio.sleep(TICK_S)
             held = self.verifier.num_sessions
+            self._note_load()
             self.verifier.tick(self._now_ms())
             self._hand_out()
             if self.verifier.num_sessions < held:
                 self._wake.set()  # their KV can go
+
+    def _note_load(self) -> None:
+        now_s = self._clock()
+        self._backlog.note(self.verifier.backlog_ms(), now_s)
+        self._kv_demand.note(self.verifier.kv_demand(1000 * now_s), now_s)
 
     async def _say_farewell(self, error: Exception) -> None:
         self._fault = error if isinstance(error, SpecdecError) else EngineFault(f"{type(error).__name__}: {error}")

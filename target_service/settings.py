@@ -30,6 +30,9 @@ class Settings(CommonSettings):
     max_unread_results: int = setting(1024, low=1, doc="unread answers after which a stream is closed")
     max_run_ahead: int = setting(64, low=0, high=MAX_ROUND_RESULTS - 1, doc="most tokens decided after a Step without being asked")
     max_num_speculative_tokens: int = setting(16, low=0, high=1024, doc="most proposals in one Step")
+    scaling_smoothing_ms: int = setting(
+        10_000, low=100, high=600_000, doc="time constant of the load that is told to who scales the pool, ms"
+    )
 
     def problems(self) -> list[str]:
         told = super().problems()

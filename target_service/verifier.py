@@ -39,7 +39,7 @@ from specdec.terms import (
     VerifyItem,
 )
 from target_service.answers import Answers
-from target_service.batching import RETURN_STEPS, StepCost, Wave, choose_rows, returning
+from target_service.batching import RETURN_STEPS, StepCost, Wave, choose_rows, returning, waiting_rows
 from target_service.checks import Limits, check_ahead, check_begin, check_distributions, check_step
 from target_service.plan import Compile, Decided, Prefilled, Row, RowFault, RowOutcome, StepOutcome, StepPlan
 from target_service.room import Budget, Room
@@ -49,6 +49,7 @@ from target_service.turns import rank
 
 INVALID_ARGUMENT, UNAVAILABLE = 3, 14  # gRPC status code numbers
 MAX_MESSAGE_CHARS = 1000
+TURNED_AWAY_MS = 1000.0  # how long a session that found no room says that this target is full
 
 
 class Verifier:
@@ -61,6 +62,7 @@ class Verifier:
         self.cost = StepCost()
         self.wave = Wave()
         self.draining = False  # no new sessions: their orchestrators place them elsewhere
+        self._turned_away_ms: float | None = None  # when a session last found no room
         self._sessions: dict[Key, Session] = {}
         self._streams: dict[int, str] = {}
         self._answers = Answers()
@@ -93,6 +95,24 @@ class Verifier:
     def predicted_ms(self) -> float:
         rows = sum(1 + len(s.pending.block) for s in self.queued if s.pending is not None)
         return self.cost.predicted_ms(min(max(rows, 1), self.limits.max_step_rows))
+
+    def backlog_ms(self) -> float:
+        """How much longer all Steps that wait or run take together than one of them alone: what they wait for each other."""
+        queued, scoring = self.queued, [row for s, row in self._flying if s.pending is not None and s.pending.scoring]
+        steps, rows = len(queued) + len(scoring), waiting_rows(queued) + sum(len(row.tokens) for row in scoring)
+        return self._takes_ms(rows) - self._takes_ms(rows // steps) if steps > 1 else 0.0
+
+    def _takes_ms(self, rows: int) -> float:
+        full, rest = divmod(rows, self.limits.max_step_rows)
+        return full * self.cost.at(self.limits.max_step_rows) + (self.cost.at(rest) if rest else 0.0)
+
+    def kv_demand(self, now_ms: float) -> float:
+        """Share of the KV room that live sessions hold or, parked, wait for. While sessions are turned away at least 1: whatever keeps
+        them out, no session more fits."""
+        parked = sum(len(s.tokens) for s in self._sessions.values() if s.resident is None)
+        share = (self.room.live_tokens + parked) / self.budget.total_tokens
+        turns_away = self._turned_away_ms is not None and now_ms - self._turned_away_ms < TURNED_AWAY_MS
+        return max(1.0, share) if turns_away else share
 
     def take_answers(self) -> list[tuple[int, Answer]]:
         """(stream, answer) since the last call, in order."""
@@ -162,6 +182,7 @@ class Verifier:
         committed = step.tokens[: len(step.tokens) - step.num_proposed]
         named = self._sessions.get((key[0], begin.fork_session_id))
         if self.num_sessions >= self.limits.max_sessions or not self._room.admit(session, committed, now_ms, named):
+            self._turned_away_ms = now_ms
             return self._answers.say(stream, step, NoRoom(self.limits.retry_after_ms))
         self._sessions[key] = session
         if begin.sampling.grammar is not None:

@@ -100,3 +100,5 @@ class DraftLoad:
     kv_used_tokens: int
     kv_total_tokens: int
     draining: bool = False
+    needed_time_share: float = 0.0
+    late_demand: float = 0.0

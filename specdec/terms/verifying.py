@@ -146,3 +146,5 @@ class TargetBeat:
     predicted_step_ms: int
     draining: bool = False
     drain_remaining_ms: int = 0
+    backlog_ms: float = 0.0
+    kv_demand: float = 0.0

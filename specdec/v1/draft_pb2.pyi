@@ -174,17 +174,21 @@ class Refused(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("needed_work_share", "late_share", "sessions", "kv_used_tokens", "kv_total_tokens", "draining")
+    __slots__ = ("needed_work_share", "late_share", "sessions", "kv_used_tokens", "kv_total_tokens", "draining", "needed_time_share", "late_demand")
     NEEDED_WORK_SHARE_FIELD_NUMBER: _ClassVar[int]
     LATE_SHARE_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     KV_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_TIME_SHARE_FIELD_NUMBER: _ClassVar[int]
+    LATE_DEMAND_FIELD_NUMBER: _ClassVar[int]
     needed_work_share: float
     late_share: float
     sessions: int
     kv_used_tokens: int
     kv_total_tokens: int
     draining: bool
-    def __init__(self, needed_work_share: _Optional[float] = ..., late_share: _Optional[float] = ..., sessions: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_total_tokens: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    needed_time_share: float
+    late_demand: float
+    def __init__(self, needed_work_share: _Optional[float] = ..., late_share: _Optional[float] = ..., sessions: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_total_tokens: _Optional[int] = ..., draining: _Optional[bool] = ..., needed_time_share: _Optional[float] = ..., late_demand: _Optional[float] = ...) -> None: ...

@@ -130,7 +130,7 @@ class EngineStep(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., engine_us: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("sessions", "queued", "kv_used_tokens", "kv_total_tokens", "running_step_ms", "predicted_step_ms", "draining", "drain_remaining_ms")
+    __slots__ = ("sessions", "queued", "kv_used_tokens", "kv_total_tokens", "running_step_ms", "predicted_step_ms", "draining", "drain_remaining_ms", "backlog_ms", "kv_demand")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     KV_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,8 @@ class Beat(_message.Message):
     PREDICTED_STEP_MS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     DRAIN_REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_MS_FIELD_NUMBER: _ClassVar[int]
+    KV_DEMAND_FIELD_NUMBER: _ClassVar[int]
     sessions: int
     queued: int
     kv_used_tokens: int
@@ -147,7 +149,9 @@ class Beat(_message.Message):
     predicted_step_ms: int
     draining: bool
     drain_remaining_ms: int
-    def __init__(self, sessions: _Optional[int] = ..., queued: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_total_tokens: _Optional[int] = ..., running_step_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., draining: _Optional[bool] = ..., drain_remaining_ms: _Optional[int] = ...) -> None: ...
+    backlog_ms: float
+    kv_demand: float
+    def __init__(self, sessions: _Optional[int] = ..., queued: _Optional[int] = ..., kv_used_tokens: _Optional[int] = ..., kv_total_tokens: _Optional[int] = ..., running_step_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., draining: _Optional[bool] = ..., drain_remaining_ms: _Optional[int] = ..., backlog_ms: _Optional[float] = ..., kv_demand: _Optional[float] = ...) -> None: ...
 
 class VerifyAnswer(_message.Message):
     __slots__ = ("session_id", "epoch", "round", "queue_us", "result", "prefix_needed", "unknown_session", "no_room", "stale_epoch", "stale_round", "expired", "failed", "closed")
