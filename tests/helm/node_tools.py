@@ -1,0 +1,47 @@
+"""Programs from npm: the types of custom resources, and the writer of the table of values. Installed once from the lock."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.helm.objects import Object
+from tests.tools import ROOT, missing, require_tool
+
+HERE = Path(__file__).parent / "node"
+
+
+@functools.cache
+def node() -> str:
+    """Path of Node, with the packages of the lock beside check.js."""
+    program = require_tool("node")
+    stamp, wanted = HERE / "node_modules" / ".lock-used", (HERE / "package-lock.json").read_text()
+    (ROOT / ".tools").mkdir(exist_ok=True)
+    with (ROOT / ".tools" / ".npm-lock").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)  # the tests run on two workers
+        if not stamp.is_file() or stamp.read_text() != wanted:
+            _install(program)
+            stamp.write_text(wanted)
+    return program
+
+
+def _install(program: str) -> None:
+    npm = Path(program).resolve().parent.parent / "lib/node_modules/npm/bin/npm-cli.js"  # where the wheel keeps it
+    command = [program, str(npm)] if npm.is_file() else [require_tool("npm")]
+    options = ["ci", "--ignore-scripts", "--no-progress", "--prefer-offline"]
+    done = subprocess.run([*command, *options], cwd=HERE, capture_output=True, text=True, timeout=100)
+    if done.returncode:
+        reason = next((line for line in done.stderr.splitlines() if "error" in line), f"npm ended with {done.returncode}")
+        missing("a package of tests/helm/node", f"npm ci needs a package registry ({reason.strip()})")
+
+
+def custom_problems(objects: Sequence[Object]) -> list[list[str]]:
+    """What is wrong with each custom resource, by its project's own types: unknown and missing fields, types, patterns, bounds."""
+    lines = "\n".join(json.dumps(found) for found in objects)
+    done = subprocess.run([node(), str(HERE / "check.js")], input=lines, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
