@@ -35,7 +35,7 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
         settings.rejection_sample_method,
         settings.draft_sample_method,
     )
-    servicer = GenerationServicer(driver, text, defaults, Meters(runtime.telemetry))
+    servicer = GenerationServicer(driver, text, defaults, Meters(runtime.telemetry, content=settings.trace_content))
     process.rarely_collect()
     driver.run()
     readiness = Readiness(settings.placement_wait_ms)

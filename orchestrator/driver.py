@@ -29,7 +29,7 @@ from orchestrator.moving import COME_BACK_MS, gone
 from orchestrator.observe import Observer
 from orchestrator.output import Ended
 from orchestrator.pace import Pace
-from orchestrator.peers import TARGET, Heard, Peer
+from orchestrator.peers import DRAFT, TARGET, Heard, Peer
 from orchestrator.places import About
 from orchestrator.pools import Pool, Pools
 from orchestrator.settings import OrchestratorSettings
@@ -98,10 +98,10 @@ class Driver:
         self._speculation.look()
         wake = asyncio.Event()
         for answer in answers:
-            pace = self._desk.pace(answer, len(self._live) + 1)
-            generation = self._generation(answer, pace)
+            pace, trace = self._desk.pace(answer, len(self._live) + 1), self.observer.session(answer)
+            generation = self._generation(trace.passed_on(answer), pace)
             undelivered = Undelivered(self, answer.session_id, generation.tally, wake, self.settings.max_unread_ms)
-            self._live[answer.session_id] = Live(generation, pace, undelivered, request_id)
+            self._live[answer.session_id] = Live(generation, pace, undelivered, request_id, trace=trace)
             self._requests[request_id] += 1
         self._live[answers[0].session_id].younger = tuple(answer.session_id for answer in answers[1:])
         handle = Handle([self._live[answer.session_id].undelivered for answer in answers], wake)
@@ -143,6 +143,7 @@ class Driver:
         """Fails what still runs and hangs up, once the pools have been told."""
         self.give_up()
         await self.pools.close()
+        self.observer.flush()
 
     # --- events in ----------------------------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class Driver:
             if event is None and (elder := live.generation.request.fork_session_id) and elder not in self._live:
                 self.feed(session_id, ev.PrefixReady(""))  # it went while both waited for admission
         except Exception as error:
-            log.exception("a generation failed", extra={"session_id": session_id})
+            log.exception("a generation failed", extra={"session_id": session_id, "traceparent": live.generation.request.traceparent})
             live.undelivered.end(error if isinstance(error, SpecdecError) else InternalFault(f"{type(error).__name__}: {error}"))
             with contextlib.suppress(Exception):
                 self._carry_out(session_id, live, live.generation.handle(ev.Cancelled()))
@@ -187,12 +188,14 @@ class Driver:
         if live.target != generation.target:
             self._targets.places.moved(live.target, generation.target)
             live.target = generation.target
+            live.trace.placed(TARGET.pool, live.target)
             live.pace.moved(live.target)
             if live.target:
                 self._on_target(live)
         if live.draft != generation.drafting.name:
             self._drafts.places.moved(live.draft, generation.drafting.name)
             live.draft = generation.drafting.name
+            live.trace.placed(DRAFT.pool, live.draft)
         self._drafts.places.paired(before, (live.draft, live.target))
 
     def _on_target(self, live: Live) -> None:
@@ -230,7 +233,7 @@ class Driver:
                 case ev.StopTimer(timer):
                     live.timers.stop(timer)
                 case ev.Observe():
-                    self.observer.later(self.observer.round, command)
+                    self.observer.later(self.observer.round, command, live.trace)
                     self._handover.round(session_id, live, command.outcome)
                     if command.outcome == "miss" and live.generation.drafting.owes:
                         self._drafts.ejection.bad(live.draft, Trouble.LATE)
@@ -260,6 +263,7 @@ class Driver:
                     self._forget(session_id, live)
 
     def _forget(self, session_id: str, live: Live) -> None:
+        self.observer.later(live.trace.end, live.generation.tally.stats(), live.undelivered.ending)
         live.timers.clear()
         live.pace.moved("")
         self._targets.places.forget(session_id, live.target)
@@ -369,7 +373,7 @@ class Driver:
             live.answered = time.perf_counter()
             took_s = live.answered - live.step_sent if live.step_sent else None
             live.step_sent = 0.0
-            self.observer.later(self.observer.answered, item, took_s, heard)
+            self.observer.later(self.observer.answered, item, took_s, heard, live.trace)
             self._begin(self._door.told(item.session_id, has_room=not isinstance(item.outcome, terms.NoRoom)))
             believed = without_foreign_ids(item, self.pools.vocab_size)
             if believed is not item:

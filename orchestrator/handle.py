@@ -65,6 +65,11 @@ class Undelivered:
         self._stop_patience()
         self._wake.set()
 
+    @property
+    def ending(self) -> Ended | SpecdecError | None:
+        """None: it has not ended, or the client had all it wanted."""
+        return self._end
+
     def take(self) -> TokensDecided | Ended | SpecdecError | None:
         """All tokens that wait, as one event; behind the last of them the end; None when there is neither."""
         if self._tokens or self._prompt_logprobs:

@@ -9,6 +9,7 @@ from orchestrator.generation import Generation
 from orchestrator.handle import Undelivered
 from orchestrator.hunger import Hunger
 from orchestrator.pace import Pace
+from orchestrator.tracing import UNTRACED, SessionTrace
 
 
 @dataclass(slots=True)
@@ -25,3 +26,4 @@ class Live:
     step_sent: float = 0.0  # when the Step left that no answer has come for; 0: none waits, the target goes on by itself
     answered: float = 0.0  # when the last answer came; 0 once a Step has followed it
     hunger: Hunger = field(default_factory=Hunger)
+    trace: SessionTrace = UNTRACED

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator import events as ev
 from orchestrator.peers import Heard
 from orchestrator.tally import WANTED
+from orchestrator.tracing import SessionTrace, session
 from specdec import terms
 from specdec.runtime.telemetry import Telemetry
 
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
 
 RECORD_AFTER_S = 0.002
 MAX_REPLICA_LABELS = 64  # replicas of a pool that a metric names
+MAX_POSITIONS = 64  # slots of a block that a metric tells apart; ids that a grammar forces may be more
 
 
 class Observer:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._unrecorded: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # of the last RECORD_AFTER_S
+        self._rounds = telemetry.counter("specdec.rounds")
+        self._decided = telemetry.counter("specdec.decided.tokens")
+        self._drafted_length = telemetry.histogram("specdec.draft.length")
         self._spec_rounds = telemetry.counter("specdec.draft.rounds")
         self._drafted = telemetry.counter("specdec.draft.tokens")
         self._accepted = telemetry.counter("specdec.accepted.tokens")
@@ -38,12 +43,24 @@ class Observer:
         self._handovers = telemetry.counter("specdec.session.handovers")
         self._duration = telemetry.histogram("specdec.round.duration")
         self._undiscovered = telemetry.counter("specdec.discovery.failures")
+        for outcome in WANTED - {"no_draft"}:
+            self._lookahead.add(0, outcome=outcome)
+        for origin in terms.Origin:
+            self._decided.add(0, origin=origin.name.lower())
+
+    def session(self, answer: ev.Admitted) -> SessionTrace:
+        """The answer's span, where anybody records it."""
+        return session(self._telemetry, answer)
 
     def later(self, record: Callable[..., None], *what: object) -> None:
         """Records once this turn's messages have left: a metric must not stand between a result and the next block."""
         if not self._unrecorded:
             asyncio.get_running_loop().call_later(RECORD_AFTER_S, self._record)
         self._unrecorded.append((record, what))
+
+    def flush(self) -> None:
+        """Records what waits: the process ends."""
+        self._record()
 
     def _record(self) -> None:
         waiting, self._unrecorded = self._unrecorded, []
@@ -55,11 +72,17 @@ class Observer:
         self._telemetry.gauge("specdec.requests.running", lambda: driver.running)
         self._telemetry.gauge("specdec.requests.waiting", lambda: driver.waiting)
         self._telemetry.gauge("specdec.spec_enabled", lambda: int(driver.pools.drafts.serves))
+        self._telemetry.gauge("specdec.spec_wanted", lambda: int(bool(driver.settings.drafts)))
+        self._telemetry.aliases(lambda: driver.model.model if driver.model else "", lambda: _kv_usage(driver))
         self._telemetry.gauge("specdec.pool.endpoints", lambda: _endpoints(driver))
         self._telemetry.gauge("specdec.pool.sessions", lambda: _sessions(driver))
 
-    def round(self, told: ev.Observe) -> None:
+    def round(self, told: ev.Observe, trace: SessionTrace) -> None:
         """A finished round. Every round without a block has a reason; every round that wanted one has an outcome."""
+        trace.round(told)
+        self._rounds.add(1)
+        for origin, tokens in _origins(told):
+            self._decided.add(tokens, origin=origin)
         if told.outcome in WANTED:
             self._lookahead.add(1, outcome="miss" if told.outcome == "no_draft" else told.outcome)
         if not told.num_verified:
@@ -67,20 +90,23 @@ class Observer:
             return
         self._spec_rounds.add(1)
         self._drafted.add(told.num_verified)
+        self._drafted_length.record(told.num_verified)
         self._length.record(told.num_accepted)
         if told.num_accepted:
             self._accepted.add(told.num_accepted)
             for position in range(told.num_accepted):
-                self._per_position.add(1, position=position)
+                self._per_position.add(1, position=min(position, MAX_POSITIONS - 1))
 
-    def answered(self, answer: terms.Answer, took_s: float | None, heard: Heard) -> None:
+    def answered(self, answer: terms.Answer, took_s: float | None, heard: Heard, trace: SessionTrace) -> None:
         """A round as seen from here; `wire` is what the target does not account for. `took_s` None: the target began it by itself."""
         if isinstance(answer.outcome, terms.Result) and heard.engine_us:
             queue_s, engine_s = answer.queue_us / 1e6, heard.engine_us / 1e6
             self._duration.record(queue_s, phase="queue")
             self._duration.record(engine_s, phase="engine")
-            if took_s is not None:
-                self._duration.record(max(0.0, took_s - queue_s - engine_s), phase="wire")
+            wire_s = None if took_s is None else max(0.0, took_s - queue_s - engine_s)
+            if wire_s is not None:
+                self._duration.record(wire_s, phase="wire")
+            trace.timed(queue_s, engine_s, wire_s)
 
     def waited(self, seconds: float) -> None:
         """Between an answer and the next Step: the turn here, and what a miss waits for the draft."""
@@ -112,6 +138,19 @@ class Observer:
         """A session moved to a target; of equal numerics, or the text is the same within rounding only. `reason`: target_lost, no_room,
         draining."""
         self._replaced.add(1, reason=reason, fingerprint="equal" if equal else "other")
+
+
+def _origins(told: ev.Observe) -> list[tuple[str, int]]:
+    """By the glossary: kept proposals, then at most one token of the target's own; without a block all are plain."""
+    own = told.num_decided - told.num_accepted
+    word = "plain" if not told.num_verified else "bonus" if told.num_accepted == told.num_verified else "corrected"
+    return [(origin, tokens) for origin, tokens in (("accepted", told.num_accepted), (word, own)) if tokens > 0]
+
+
+def _kv_usage(driver: Driver) -> float:
+    """Of all targets that are connected, by their last beats."""
+    beats = [peer.beat for peer in driver.pools.targets.connected if isinstance(peer.beat, terms.TargetBeat)]
+    return sum(beat.kv_used_tokens for beat in beats) / max(1, sum(beat.kv_total_tokens for beat in beats))
 
 
 def _sessions(driver: Driver) -> list[tuple[float, dict[str, str]]]:

@@ -80,6 +80,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         vocabulary = self._text.vocabulary
         request = parse(message, self._defaults, vocabulary.size, vocabulary.eos_ids)
         prepared = await self._work.run(partial(prepare, self._text, request))
+        if meter.keeps_content:
+            meter.asked(_words(message))
         constrained = request.sampling.grammar is not None
         sentence = constrained and await self._grammars.run(partial(is_sentence, self._text, request))
         info = await self._backend.model_info()
@@ -114,6 +116,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         ids = tuple(request.token_ids)
         check_ids(ids, self._text.vocabulary.size, "token_ids")
         return pb.DetokenizeResponse(text=await self._work.run(partial(self._text.decode, ids, request.skip_special_tokens)))
+
+
+def _words(message: pb.GenerateRequest) -> str:
+    """Of the prompt, for a span that keeps content."""
+    if message.HasField("messages"):
+        return "\n".join(f"{said.role}: {said.content}" for said in message.messages.messages)
+    return message.text or f"{len(message.token_ids.ids)} token ids"
 
 
 def _complete(prepared: Prepared, sentence: bool, admitted: Admitted) -> Ended | GenerationStats | None:

@@ -1,7 +1,9 @@
-"""What is measured of a request at the door: duration, time to the first token, time per token after it, refusals.
+"""What is measured of a request at the door: duration, time to the first token, time per token after it, refusals, its span.
 
 Tokens that arrive together share the time since the tokens of the same answer before them, so the mean is the time per token, whatever
 the block length, and the count is the tokens after each answer's first. The time to the first token is the request's.
+
+The span begins with the request and ends behind its last message. What the client wrote and got is in it only where `content` says so.
 """
 
 from __future__ import annotations
@@ -9,17 +11,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from orchestrator.answer import Usage
 from specdec.errors import SpecdecError
 from specdec.runtime.metrics import GEN_AI_LABELS
-from specdec.runtime.telemetry import Span, Telemetry
+from specdec.runtime.telemetry import MAX_ATTRIBUTE_CHARS, Span, Telemetry
+from specdec.runtime.trace import current_traceparent
 from specdec.status import code_of
 
 OPERATION = "gen_ai.operation.name"
 
 
 class Meters:
-    def __init__(self, telemetry: Telemetry, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.telemetry, self.clock = telemetry, clock
+    def __init__(self, telemetry: Telemetry, clock: Callable[[], float] = time.perf_counter, content: bool = False) -> None:
+        self.telemetry, self.clock, self.content = telemetry, clock, content
+        self.delivered = telemetry.counter("specdec.delivered.tokens")
+        self.discarded = telemetry.counter("specdec.discarded.tokens")
         self.duration = telemetry.histogram("gen_ai.server.request.duration")
         self.to_first = telemetry.histogram("gen_ai.server.time_to_first_token")
         self.per_token = telemetry.histogram("gen_ai.server.time_per_output_token")
@@ -40,7 +46,12 @@ class RequestMeter:
         self._began = meters.clock()
         self._last: dict[int, float] = {}  # answer -> when tokens of it arrived the last time
         self._admitted = False
+        self._text = ""  # of answer 0, where it is kept
+        self._input_tokens = self._output_tokens = 0
         self.span: Span = meters.telemetry.span(f"{operation} specdec", traceparent, kind="server")
+        if self.span.traceparent:
+            current_traceparent.set(self.span.traceparent)  # log lines of this call name this span
+        self.keeps_content = meters.content and self.span.recording
 
     def admitted(self) -> None:
         """From here on an error is a failure, not a refusal."""
@@ -50,6 +61,7 @@ class RequestMeter:
         """So many tokens of an answer are on their way to the client."""
         if not count:
             return
+        self._meters.delivered.add(count)
         now = self._meters.clock()
         if not self._last:
             self._meters.to_first.record(now - self._began, self._labels)
@@ -61,6 +73,20 @@ class RequestMeter:
         if count:
             self._meters.per_token.record(share, self._labels, times=count)
         self._last[index] = now
+
+    def asked(self, prompt: str) -> None:
+        """For a span that keeps content."""
+        self.span.set(**{"gen_ai.input.messages": prompt[:MAX_ATTRIBUTE_CHARS]})
+
+    def said(self, text: str, index: int) -> None:
+        if self.keeps_content and index == 0 and len(self._text) < MAX_ATTRIBUTE_CHARS:
+            self._text += text
+
+    def finished(self, usage: Usage) -> None:
+        """The last message of an answer is written."""
+        self._meters.discarded.add(usage.discarded)
+        self._input_tokens = usage.prompt_tokens
+        self._output_tokens += usage.completion_tokens
 
     def text(self, began: float) -> None:
         """The ids of an event became text, since `began` on the meters' clock."""
@@ -81,4 +107,8 @@ class RequestMeter:
             if isinstance(error, SpecdecError) and not self._admitted:
                 self._meters.refused.add(1, reason=code)
         self._meters.duration.record(self._meters.clock() - self._began, labels)
+        self.span.set(**self._labels, **{"rpc.status_code": labels.get("error.type", "OK")})
+        self.span.set(**{"gen_ai.usage.input_tokens": self._input_tokens, "gen_ai.usage.output_tokens": self._output_tokens})
+        if self._text:
+            self.span.set(**{"gen_ai.output.messages": self._text})
         self.span.end(error)

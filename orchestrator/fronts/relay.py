@@ -68,12 +68,15 @@ class Relay:
         piece = stream.tokens(event)
         self._meter.text(began)
         self._meter.tokens(len(piece.token_ids), index)
+        self._meter.said(piece.text, index)
         await self._context.write(responses.delta(index, piece))
         if stream.stopped is not None:
             await self._last(index, *stream.finish(running.stop_here(index)))
 
     async def _last(self, index: int, rest: Delta, finished: Finished) -> None:
         del self._open[index]
+        self._meter.said(rest.text, index)
         if rest.text:
             await self._context.write(responses.delta(index, rest))
         await self._context.write(responses.finished(index, finished, self._answers[index], self._info))
+        self._meter.finished(finished.usage)
