@@ -70,16 +70,29 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{- end -}}
 
 {{/*
-What holds for one workload, as JSON: the component's values, and over them those of the pool. Maps are merged, lists replaced.
-Takes dict "root" $ "component" c ["pool" p]. Read it with fromJson.
+The pools of targets or drafts with all that holds for each, as JSON: name to values, the component's with the pool's over them. Maps are
+merged, lists replaced. `pools` unset (null) is one pool called default, {} is none: helm merges a user's map into the chart's, so that a
+pool in values.yaml could hardly be got rid of. Takes dict "root" $ "component" c. Read it with fromJson.
 */}}
-{{- define "specdec.workloadValues" -}}
+{{- define "specdec.pools" -}}
 {{- $component := get .root.Values .component -}}
+{{- $pools := dict -}}
+{{- $named := $component.pools -}}
+{{- if kindIs "invalid" $named -}}
+{{-   $named = dict "default" dict -}}
+{{- end -}}
+{{- range $pool, $values := $named -}}
+{{-   $_ := set $pools $pool (mergeOverwrite (omit (deepCopy $component) "pools") (deepCopy ($values | default dict))) -}}
+{{- end -}}
+{{- $pools | toJson -}}
+{{- end -}}
+
+{{/* What holds for one workload, as JSON. Takes dict "root" $ "component" c ["pool" p]. Read it with fromJson. */}}
+{{- define "specdec.workloadValues" -}}
 {{- if .pool -}}
-{{-   $pool := get $component.pools .pool | default dict -}}
-{{-   mergeOverwrite (omit (deepCopy $component) "pools") (deepCopy $pool) | toJson -}}
+{{-   get (include "specdec.pools" . | fromJson) .pool | toJson -}}
 {{- else -}}
-{{-   $component | toJson -}}
+{{-   get .root.Values .component | toJson -}}
 {{- end -}}
 {{- end -}}
 
@@ -161,7 +174,7 @@ A short name is enough: pools live in the release's namespace, and the search li
 {{- $root := .root -}}
 {{- $component := .component -}}
 {{- $entries := list -}}
-{{- range $pool, $_ := (get $root.Values $component).pools -}}
+{{- range $pool, $_ := include "specdec.pools" . | fromJson -}}
 {{-   $service := include "specdec.objectName" (dict "root" $root "component" $component "pool" $pool) -}}
 {{-   if eq $root.Values.discovery.type "kubernetes" -}}
 {{-     $entries = append $entries (printf "%s=kubernetes:///%s:grpc" $pool $service) -}}
@@ -178,8 +191,7 @@ A short name is enough: pools live in the release's namespace, and the search li
 {{- $root := . -}}
 {{- $found := "" -}}
 {{- range $component := list "target" "draft" -}}
-{{-   range $pool, $_ := (get $root.Values $component).pools -}}
-{{-     $values := include "specdec.workloadValues" (dict "root" $root "component" $component "pool" $pool) | fromJson -}}
+{{-   range $pool, $values := include "specdec.pools" (dict "root" $root "component" $component) | fromJson -}}
 {{-     if and (eq $values.autoscaling.type "keda") (eq $values.autoscaling.keda.trigger "external") -}}
 {{-       $found = "true" -}}
 {{-     end -}}

@@ -191,8 +191,7 @@ the very calls that make one grow: the orchestrators then count as ready as soon
 {{- $name := "readiness" -}}
 {{- if eq .component "orchestrator" -}}
 {{-   $stays := not (empty .root.Values.discovery.extraTargets) -}}
-{{-   range $pool, $_ := .root.Values.target.pools -}}
-{{-     $values := include "specdec.workloadValues" (dict "root" $.root "component" "target" "pool" $pool) | fromJson -}}
+{{-   range $pool, $values := include "specdec.pools" (dict "root" .root "component" "target") | fromJson -}}
 {{-     $stays = or $stays (not (and (include "specdec.autoscaled" $values) (eq (int $values.autoscaling.minReplicas) 0))) -}}
 {{-   end -}}
 {{-   $name = ternary $name (include "specdec.grpcService" .component) $stays -}}
