@@ -24,11 +24,13 @@ from draft_service.metrics import Metrics
 from draft_service.servicer import DraftServicer, beats
 from draft_service.settings import Settings
 from draft_service.stepper import Stepper
+from draft_service.tracing import Tracing
 from draft_service.worker import Worker
 from specdec.engine import EngineConfig, EngineInfo, EngineThread, KvBudget, load_engine
 from specdec.errors import Mismatch
 from specdec.grammar import GrammarCompiler
 from specdec.runtime.server import Runtime, Service, serve
+from specdec.runtime.session_spans import SessionSpans, step_age_s
 from specdec.terms import ModelInfo
 from specdec.vocabulary import Vocabulary, describe, load_tokenizer
 
@@ -61,6 +63,8 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread | Non
     choosers = chooser_factory(words.size, words.eos_ids, info.draft_ids, grammars, compilers.submit, guessing)
     drafter = Drafter(limits, room, choosers)
     metrics = Metrics(runtime.telemetry, drafter)
+    tracing = Tracing(SessionSpans(runtime.telemetry, "draft"))
+    runtime.telemetry.gauge("specdec.step.age", lambda: step_age_s(thread.running_since))
     worker = Worker(drafter, Stepper(engine), thread, metrics, settings.scaling_smoothing_ms / 1000)
     tasks = [
         asyncio.create_task(worker.run(), name="draft-worker"),
@@ -68,7 +72,7 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread | Non
     ]
     for task in tasks:
         task.add_done_callback(lambda done: _ended(done, runtime))
-    servicer = DraftServicer(worker, model_info(settings, info, words))
+    servicer = DraftServicer(worker, model_info(settings, info, words), tracing)
 
     async def close() -> None:
         for task in tasks:
@@ -76,6 +80,7 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread | Non
         await asyncio.gather(*tasks, return_exceptions=True)
         compilers.shutdown(wait=False, cancel_futures=True)
         thread.close(wait=False)
+        tracing.end()
 
     def alive() -> bool:
         return thread.alive(settings.hung_step_ms / 1000)

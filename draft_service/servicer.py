@@ -12,6 +12,7 @@ import grpc
 from draft_service.drafter import RETRY_MS
 from draft_service.metrics import Metrics
 from draft_service.outbox import Outbox
+from draft_service.tracing import Tracing
 from draft_service.worker import Worker
 from specdec import wire
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError, Unsupported
@@ -25,8 +26,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
-    def __init__(self, worker: Worker, info: ModelInfo) -> None:
-        self._worker, self._info = worker, info
+    def __init__(self, worker: Worker, info: ModelInfo, tracing: Tracing | None = None) -> None:
+        self._worker, self._info, self._tracing = worker, info, tracing
 
     def add_to(self, server: grpc.aio.Server) -> None:
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self, server)
@@ -44,9 +45,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         try:
             while await outbox.wait():
                 events, load = outbox.take(wire.MAX_ITEMS)
+                if self._tracing is not None:
+                    self._tracing.told(events)
                 await context.write(wire.draft_response_to_wire(events, load))
         finally:
             self._worker.detach(stream)
+            if self._tracing is not None:
+                self._tracing.gone(stream)
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
@@ -92,7 +97,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     def _apply(self, stream: int, message: draft_pb2.DraftCommand) -> None:
         """A command that cannot be read costs its session, not the stream, when it says which session that is."""
         try:
-            self._worker.apply(stream, wire.draft_command_from_wire(message))
+            command = wire.draft_command_from_wire(message)
+            if self._tracing is not None:
+                self._tracing.obeyed(stream, command)
+            self._worker.apply(stream, command)
         except (InvalidRequest, Unsupported) as error:
             kind = message.WhichOneof("command")
             inner = getattr(message, kind) if kind else None

@@ -1,7 +1,7 @@
 """One answer as a span: where it was placed, a sample of its rounds as events, its counts at the end. Decides nothing.
 
-Rounds can be thousands, and a span has room for 128 events. The first FIRST rounds are told, then every EVERY-th, up to MAX_ROUNDS of
-them; what they summarise is in the attributes at the end, so nothing is only in the sample. A span carries counts and times, no text.
+What the rounds that are left out of the sample (session_spans.py) did is in the counts at the end. A span carries counts and times, no
+text.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from orchestrator.events import Admitted, Observe
 from orchestrator.output import Ended, GenerationStats
 from orchestrator.tally import SOURCES
 from specdec.errors import SpecdecError
+from specdec.runtime.session_spans import Sample
 from specdec.runtime.telemetry import NO_SPAN, Span, Telemetry
 
-FIRST, EVERY, MAX_ROUNDS = 16, 16, 64
 MAX_MOVES = 32  # placements that are told
 
 
 class SessionTrace:
     """Every method is cheap where nobody records."""
 
-    __slots__ = ("_engine_ms", "_moves", "_queue_ms", "_rounds", "_span", "_told", "_wire_ms")
+    __slots__ = ("_engine_ms", "_moves", "_queue_ms", "_sample", "_span", "_wire_ms")
 
     def __init__(self, span: Span) -> None:
         self._span = span
-        self._rounds = self._told = self._moves = 0
+        self._sample, self._moves = Sample(), 0
         self._queue_ms = self._engine_ms = 0.0
         self._wire_ms: float | None = None
 
@@ -39,14 +39,12 @@ class SessionTrace:
         self._wire_ms = None if wire_s is None else 1e3 * wire_s
 
     def round(self, told: Observe) -> None:
-        self._rounds += 1
-        if not self._span.recording or not (self._rounds <= FIRST or self._rounds % EVERY == 0) or self._told >= MAX_ROUNDS:
+        if not self._span.recording or not self._sample.take():
             return
-        self._told += 1
         wire = {} if self._wire_ms is None else {"wire_ms": round(self._wire_ms, 3)}
         self._span.event(
             "round",
-            number=self._rounds,
+            number=self._sample.seen,
             outcome=told.outcome,
             source=SOURCES.get(told.outcome, "none") if told.num_verified else "none",
             block=told.num_verified,
@@ -69,7 +67,7 @@ class SessionTrace:
             return
         self._span.set(
             rounds=stats.rounds,
-            rounds_told=self._told,
+            rounds_told=self._sample.taken,
             draft_rounds=stats.spec_rounds,
             draft_tokens=stats.drafted,
             accepted_tokens=stats.accepted,

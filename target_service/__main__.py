@@ -19,6 +19,7 @@ from specdec.engine import BLOCK_TOKENS, Engine, EngineConfig, EngineThread, KvB
 from specdec.errors import InvalidRequest, Mismatch
 from specdec.grammar import Constraint, GrammarCompiler
 from specdec.runtime.server import Runtime, Service, serve
+from specdec.runtime.session_spans import SessionSpans, step_age_s
 from specdec.terms import ModelInfo
 from specdec.vocabulary import Vocabulary, describe, load_tokenizer
 from target_service.checks import Limits
@@ -28,6 +29,7 @@ from target_service.observer import StepObserver
 from target_service.plan import Compile
 from target_service.servicer import TargetServicer
 from target_service.settings import Settings
+from target_service.tracing import Tracing
 from target_service.verifier import Verifier
 
 READ_AT_ONCE = 64  # tokens of an output; then other grammars have their turn
@@ -122,7 +124,9 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> S
     info = model_info(settings, engine, words, budget)
     verifier = Verifier(limits(settings, info), budget)
     executor = Executor(engine, info.vocab_size, info.eos_token_ids)
-    observer = StepObserver(runtime.telemetry, verifier)
+    tracing = Tracing(SessionSpans(runtime.telemetry, "verify"))
+    observer = StepObserver(runtime.telemetry, verifier, tracing)
+    runtime.telemetry.gauge("specdec.step.age", lambda: step_age_s(thread.running_since))
     compilers = Grammars(grammars)
     loop = EngineLoop(
         verifier,
@@ -146,8 +150,9 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> S
         await asyncio.gather(turns, return_exceptions=True)
         thread.close(wait=False)
         compilers.close()
+        tracing.end()
 
-    servicer = TargetServicer(loop, info)
+    servicer = TargetServicer(loop, info, tracing)
     return Service(
         add=servicer.add_to,
         draining=lambda: loop.draining(settings.drain_ms),

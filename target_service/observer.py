@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from specdec.runtime.telemetry import Telemetry
 from specdec.terms import Answer
+from target_service.tracing import Tracing
 from target_service.verifier import Verifier
 
 
 class StepObserver:
     """Gauges are read by the scraper's thread, so they look at plain numbers only."""
 
-    def __init__(self, telemetry: Telemetry, verifier: Verifier) -> None:
+    def __init__(self, telemetry: Telemetry, verifier: Verifier, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing
         budget, self._room = verifier.budget, verifier.room
         self._rows = telemetry.histogram("specdec.batch.size")
         self._step = telemetry.histogram("specdec.step.duration")
@@ -31,6 +33,8 @@ class StepObserver:
         self._asked.add(asked - self._asked_told)
         self._hits.add(hits - self._hits_told)
         self._asked_told, self._hits_told = asked, hits
+        if self._tracing is not None:
+            self._tracing.stepped(rows, engine_us, answers)
         for answer in answers:
             self._queue.record(answer.queue_us / 1e6)
             self._round.record(answer.queue_us / 1e6, phase="queue")

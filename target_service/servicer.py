@@ -14,6 +14,7 @@ from specdec.terms import ModelInfo, TargetBeat
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.loop import EngineLoop
 from target_service.outlet import RETRY_AFTER_MS, Batch, Outlet
+from target_service.tracing import Tracing
 
 BEAT_S = 0.25
 MAX_STREAMS = 256
@@ -22,8 +23,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
-    def __init__(self, loop: EngineLoop, info: ModelInfo) -> None:
-        self._loop, self._info = loop, info
+    def __init__(self, loop: EngineLoop, info: ModelInfo, tracing: Tracing | None = None) -> None:
+        self._loop, self._info, self._tracing = loop, info, tracing
 
     def add_to(self, server: Any) -> None:
         target_pb2_grpc.add_TargetServiceServicer_to_server(self, server)
@@ -46,13 +47,15 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         writer = asyncio.create_task(self._write(context, outlet), name=f"write stream {stream}")
         failed = asyncio.create_task(outlet.failed(), name=f"watch stream {stream}")
         try:
-            self._loop.submit(stream, hello.items, hello.rejected)
+            self._submit(stream, hello)
             await asyncio.wait((writer, failed), return_when=asyncio.FIRST_COMPLETED)
             self._loop.silence(stream)
             reader.cancel()
             await writer  # one that waits for a slow reader can only tell the fault once the reader is there again
         finally:
             self._loop.detach(stream)
+            if self._tracing is not None:
+                self._tracing.gone(stream)
             for task in (reader, writer, failed):
                 task.cancel()
             await asyncio.gather(reader, writer, failed, return_exceptions=True)
@@ -64,13 +67,18 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 request = wire.verify_request_from_wire(message)
                 if request.orchestrator_id is not None:
                     raise InvalidRequest("hello", "belongs into the first message only")
-                self._loop.submit(stream, request.items, request.rejected)
+                self._submit(stream, request)
             outlet.end()
         except SpecdecError as error:
             outlet.fail(error)
         except Exception as error:
             log.exception("a defect: the stream ends")
             outlet.fail(InternalFault(f"{type(error).__name__}: {error}"))
+
+    def _submit(self, stream: int, request: wire.VerifyRequest) -> None:
+        if self._tracing is not None:
+            self._tracing.asked(stream, request.items)
+        self._loop.submit(stream, request.items, request.rejected)
 
     async def _write(self, context: Context, outlet: Outlet) -> None:
         """A message per batch, and a beat at least every BEAT_S."""

@@ -1,0 +1,37 @@
+"""The draft's spans: one for each session, with its commits and proposals as events. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specdec.runtime.session_spans import SessionSpans
+from specdec.terms import CloseDraft, Commit, DraftCommand, DraftEvent, Open, Proposal
+
+
+class Tracing:
+    def __init__(self, spans: SessionSpans) -> None:
+        self._spans = spans
+
+    def obeyed(self, stream: int, command: DraftCommand) -> None:
+        if isinstance(command, Commit):
+            self._spans.event(command.session_id, "commit", tokens=len(command.tokens), prefix_length=command.prefix_length)
+        elif isinstance(command, Open):
+            self._spans.open(command.session_id, command.epoch, stream, command.traceparent, prompt_tokens=command.prompt_length)
+        elif isinstance(command, CloseDraft):
+            self._spans.close(command.session_id)
+
+    def told(self, events: Iterable[DraftEvent]) -> None:
+        """What leaves for an orchestrator."""
+        if not len(self._spans):
+            return
+        for event in events:
+            if isinstance(event, Proposal):
+                self._spans.event(event.session_id, "proposal", tokens=len(event.tokens), prefix_length=event.prefix_length)
+            else:
+                self._spans.event(event.session_id, type(event).__name__.lower())
+
+    def gone(self, stream: int) -> None:
+        self._spans.gone(stream)
+
+    def end(self) -> None:
+        self._spans.end()
