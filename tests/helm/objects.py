@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,21 +113,14 @@ def parse(text: str) -> Render:
     return Render([found for found in yaml.load_all(text, Loader=Loader) if found])
 
 
-def render(values: Values | None = None, *files: str, version: str = HELM_4, release: str = RELEASE) -> Render:
+def render(values: Values | None = None, *files: str, version: str = HELM_4, release: str = RELEASE, kubernetes: str = "") -> Render:
     """The chart under `values`, on top of values files of its ci folder. Raises NotRendered."""
-    return parse(_text(json.dumps(values) if values else "", files, version, release))
-
-
-def text(*files: str, version: str = HELM_4) -> str:
-    return _text("", files, version, RELEASE)
-
-
-@functools.cache
-def _text(values: str, files: tuple[str, ...], version: str, release: str) -> str:
-    done = template(json.loads(values) if values else None, [CHART / "ci" / file for file in files], version=version, release=release)
+    more = ["--kube-version", kubernetes] if kubernetes else []
+    given = [CHART / "ci" / file for file in files]
+    done = template(values or None, given, version=version, release=release, more=more)
     if done.returncode:
         raise NotRendered(done.stderr)
-    return done.stdout
+    return parse(done.stdout)
 
 
 def ci_files() -> list[str]:

@@ -18,7 +18,8 @@ class Scene:
     files: tuple[str, ...] = ()
     release: str = RELEASE
     waived: tuple[str, ...] = ()
-    since: str = "1.29"  # the oldest Kubernetes that knows what is asked for
+    kubernetes: str = ""  # helm's own idea of it, or a version
+    since: int = 29  # the oldest Kubernetes 1.x that knows what is asked for
 
 
 def keda(trigger: str, **more: Any) -> Values:
@@ -55,6 +56,7 @@ _OWN: dict[str, Scene] = {
     "keda external": Scene({"target": keda("external"), "draft": keda("external", minReplicas=0)}),
     "keda prometheus": Scene({"target": keda("prometheus"), "draft": keda("prometheus", minReplicas=2)}),
     "hpa": Scene({"orchestrator": {"autoscaling": {"type": "hpa"}}, "target": {"autoscaling": {"type": "hpa", "minReplicas": 2}}}),
+    "from zero": Scene({"target": keda("external", minReplicas=0)}),
     "scaled orchestrator": Scene({"orchestrator": {"autoscaling": {"type": "keda"}}}),
     "watched endpoints": Scene({"discovery": {"type": "kubernetes"}}),
     "closed": Scene({"networkPolicy": CLOSED, "target": keda("external")}),
@@ -67,7 +69,7 @@ _OWN: dict[str, Scene] = {
     "model images": Scene(
         {part: {"model": {"source": "image", "image": {"reference": f"ghcr.io/some/{part}:1"}}} for part in ("target", "draft")},
         waived=("is a image",),
-        since="1.31",
+        since=31,
     ),
     "secrets": Scene(
         {
@@ -89,13 +91,14 @@ _OWN: dict[str, Scene] = {
     "route": Scene({"grpcRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["specdec.example"]}}),
     "six": Scene({"network": {"listenAddress": "::", "ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"]}}),
     "long name": Scene(POOLS, release="a" + "b" * 51 + "c"),
+    "oldest Kubernetes": Scene(kubernetes="1.29"),
     "same name": Scene({}, release="specdec"),
 }
 SCENES: dict[str, Scene] = _OWN | {file: Scene(files=(file,)) for file in ci_files()}
 
 
 @functools.cache
-def scene(name: str) -> Render:
-    """What helm makes of a scene; rendered once. Not to be changed."""
+def scene(name: str, kubernetes: str = "") -> Render:
+    """What helm makes of a scene, for a version of Kubernetes; rendered once. Not to be changed."""
     chosen = SCENES[name]
-    return render(chosen.values, *chosen.files, release=chosen.release)
+    return render(chosen.values, *chosen.files, release=chosen.release, kubernetes=kubernetes or chosen.kubernetes)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from specdec.runtime.names import GRPC_SERVICES
 from tests.helm.objects import Object, Pod, Render
 
-PROBES = {"startupProbe": "liveness", "livenessProbe": "liveness", "readinessProbe": "readiness"}
+PROBES = {"livenessProbe": "liveness", "readinessProbe": "readiness"}
 LEAST_TIMEOUT_S = 3
 MOST_READY_S = 60  # a pod that is no longer ready is out of rotation by then
 LEAST_START_S = {"orchestrator": 60, "target": 600, "draft": 300}  # what the documentation says that loading may take
@@ -22,7 +24,11 @@ def probes(render: Render) -> list[str]:
     """F167, F168, F169: time to load, no verdict on one slow answer, and different questions for readiness and liveness."""
     found = []
     for pod in render.services:
-        for name, service in PROBES.items():
+        # Liveness holds while a model is loaded, so a start is over when the service itself is served.
+        own = GRPC_SERVICES[pod.component][0]
+        for name, service in {**PROBES, "startupProbe": own}.items():
+            if name == "readinessProbe" and pod.component == "orchestrator" and _from_nothing(render):
+                service = own  # `readiness` is off without a target, and then no call would come that makes one start
             probe = pod.main.get(name)
             if probe is None:
                 found.append(f"{pod.name}: there is no {name}")
@@ -47,16 +53,28 @@ def probes(render: Render) -> list[str]:
     return found
 
 
+def _from_nothing(render: Render) -> bool:
+    return all(least_replicas(render, pod) == 0 for pod in render.of("target"))
+
+
 def grace(render: Render) -> list[str]:
     """The kubelet kills nothing that still drains."""
     found = []
     for pod in render.services:
-        before = pod.main.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        before = _pause(pod.main.get("lifecycle", {}).get("preStop", {}))
         drain = (int(pod.env.get("SPECDEC_DRAIN_MS", 10_000)) + int(pod.env.get("SPECDEC_PRE_DRAIN_MS", 300))) / 1000
         given = pod.spec.get("terminationGracePeriodSeconds", 30)
         if given < before + drain + EXIT_S:
             found.append(f"{pod.name}: terminationGracePeriodSeconds is {given}, its end takes up to {before + drain + EXIT_S:g} s")
     return found
+
+
+def _pause(hook: Object) -> float:
+    """Seconds that a preStop hook waits, by `sleep` or by a command."""
+    if "exec" in hook:
+        told = re.fullmatch(r"import time; time.sleep\(([0-9.]+)\)", hook["exec"]["command"][-1])
+        return float(told[1]) if told else float("inf")
+    return float(hook.get("sleep", {}).get("seconds", 0))
 
 
 def rollout(render: Render) -> list[str]:
@@ -102,9 +120,10 @@ def disruption(render: Render) -> list[str]:
             found.append(f"{pod.name} has {least} replicas and no PodDisruptionBudget")
         for budget in budgets:
             spec, name = budget["spec"], f"PodDisruptionBudget/{budget['metadata']['name']}"
-            if least <= 1:
-                found.append(f"{name}: {pod.name} may have one replica, whose node could never be drained")
-            if _none(spec.get("maxUnavailable", 1)) or str(spec.get("minAvailable", 0)) in ("100%", str(least)):
+            if pod.owner["spec"].get("replicas") == 1:
+                found.append(f"{name}: {pod.name} has one replica, so that there is nothing to keep")
+            must_stay = str(spec.get("minAvailable", 0))
+            if _none(spec.get("maxUnavailable", 1)) or must_stay == "100%" or (must_stay.isdigit() and 0 < least <= int(must_stay)):
                 found.append(f"{name} lets no pod go")
             if spec.get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
                 found.append(f"{name}: pods that never become ready hold up a drain")

@@ -82,7 +82,7 @@ def _context_problems(name: str, context: Object) -> Iterator[str]:
 
 
 def writable(render: Render) -> list[str]:
-    """Only bounded scratch volumes can be written to; the image's user is the pod's."""
+    """A service writes to bounded scratch volumes alone: not to its image, its model or anything else that is mounted."""
     found = []
     for pod in render.pods:
         volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
@@ -92,11 +92,11 @@ def writable(render: Render) -> list[str]:
                 found.append(f"{pod.name}: {container['name']} can write to its image")
             for mount in container.get("volumeMounts", []):
                 volume = volumes.get(mount["name"], {})
-                if not mount.get("readOnly") and not {"emptyDir", "persistentVolumeClaim", "ephemeral"} & set(volume):
+                before = container in pod.spec.get("initContainers", [])
+                if not mount.get("readOnly") and not before and "emptyDir" not in volume:
                     found.append(f"{pod.name}: {mount['mountPath']} is not mounted readOnly")
-        for volume in volumes.values():
-            if "emptyDir" in volume and "sizeLimit" not in (volume["emptyDir"] or {}):
-                found.append(f"{pod.name}: {volume['name']} has no sizeLimit")
+                if not mount.get("readOnly") and not before and "sizeLimit" not in volume.get("emptyDir", {"sizeLimit": 0}):
+                    found.append(f"{pod.name}: {volume['name']} has no sizeLimit")
         if pod in render.services and not any(mount["mountPath"] == "/tmp" for mount in pod.main.get("volumeMounts", [])):
             found.append(f"{pod.name}: nothing is mounted at /tmp")
     return found
@@ -122,21 +122,18 @@ def resources(render: Render) -> list[str]:
 
 
 def shared_memory(render: Render) -> list[str]:
-    """F172: engines of several processes need more than 64 MB at /dev/shm; memory volumes count against the limit of memory."""
+    """F172: what lies at /dev/shm is memory, bounded, and leaves room within the limit of memory, against which it counts."""
     found = []
     for pod in render.services:
-        if pod.component == "orchestrator":
-            continue
-        volumes = {volume["name"]: volume.get("emptyDir") for volume in pod.spec.get("volumes", []) if "emptyDir" in volume}
-        places = {mount["mountPath"]: volumes.get(mount["name"]) for mount in pod.main.get("volumeMounts", [])}
-        shm = places.get("/dev/shm")
-        if shm is None or shm.get("medium") != "Memory":
+        volumes = {volume["name"]: volume["emptyDir"] for volume in pod.spec.get("volumes", []) if volume.get("emptyDir")}
+        places = {mount["mountPath"]: volumes.get(mount["name"], {}) for mount in pod.main.get("volumeMounts", [])}
+        if places.get("/dev/shm", {"medium": "Memory"}).get("medium") != "Memory":
             found.append(f"{pod.name}: /dev/shm is not a volume in memory")
-        in_memory = sum(
-            quantity(volume.get("sizeLimit", "0")) for volume in volumes.values() if volume and volume.get("medium") == "Memory"
-        )
+        in_memory = [volume for volume in volumes.values() if volume.get("medium") == "Memory"]
+        if any("sizeLimit" not in volume for volume in in_memory):
+            found.append(f"{pod.name}: a volume in memory has no sizeLimit")
         limit = pod.main.get("resources", {}).get("limits", {}).get("memory", "0")
-        if in_memory > quantity(limit) / 2:
+        if sum(quantity(volume.get("sizeLimit", "0")) for volume in in_memory) > quantity(limit) / 2:
             found.append(f"{pod.name}: volumes in memory take more than half of the limit of memory, {limit}")
     return found
 
@@ -162,8 +159,10 @@ def commands(render: Render) -> list[str]:
         if command != ["python", "-m", module]:
             found.append(f"{pod.name}: runs {command}, not python -m {module}")
     for pod in render.pods:
-        if pod.spec.get("automountServiceAccountToken", True) is not False and not _needs_api(pod):
-            found.append(f"{pod.name}: carries a token of the API server that it does not need")
+        has_token = pod.spec.get("automountServiceAccountToken", True) is not False
+        if has_token != _needs_api(pod):
+            words = "carries a token of the API server that it does not need" if has_token else "watches endpoints and has no token"
+            found.append(f"{pod.name}: {words}")
         for container in pod.containers:
             image = container.get("image", "")
             last = image.rsplit("/", 1)[-1]

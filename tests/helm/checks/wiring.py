@@ -28,7 +28,9 @@ def labels(render: Render) -> list[str]:
             found.append(f"{name}: a name of {len(told['name'])} characters that Kubernetes may refuse")
         found += [f"{name}: the label {key} is {value!r}" for key, value in told.get("labels", {}).items() if not _is_label(value)]
     for pod in render.services:
-        missing = STANDARD - set(pod.labels) | ({POOL} - set(pod.labels) if pod.component != "orchestrator" else set())
+        missing = STANDARD - {"app.kubernetes.io/managed-by"} - set(pod.labels) | (
+            {POOL} - set(pod.labels) if pod.component != "orchestrator" else set()
+        )
         found += [f"the pods of {pod.name} lack the label {label}" for label in sorted(missing)]
     names = Counter((owner["kind"], owner["metadata"].get("namespace"), owner["metadata"]["name"]) for owner in render.objects)
     found += [f"{kind}/{name} is there {count} times" for (kind, _, name), count in names.items() if count > 1]
@@ -108,8 +110,10 @@ def ports(render: Render) -> list[str]:
                     found.append(f"{name}: {pod.name} has no port named {port.get('targetPort')}")
                 elif service["spec"].get("clusterIP") == "None" and pod.ports[port["targetPort"]] != port["port"]:
                     found.append(f"{name} has no address of its own, so its port {port['port']} must be the pod's")
-            if port["name"] == "grpc" and port.get("appProtocol") not in ("grpc", "kubernetes.io/h2c"):
-                found.append(f"{name}: the port grpc has no appProtocol")
+            front = service["spec"].get("clusterIP") != "None"
+            secure = any("SPECDEC_TLS_CERT" in pod.env for pod in render.of("orchestrator"))
+            if front and port["name"] == "grpc" and port.get("appProtocol") != (None if secure else "kubernetes.io/h2c"):
+                found.append(f"{name}: the port grpc has the appProtocol {port.get('appProtocol')}")
     for monitor in render.kind("PodMonitor"):
         for pod in render.selected(monitor["spec"]["selector"].get("matchLabels")):
             for endpoint in monitor["spec"]["podMetricsEndpoints"]:
