@@ -234,6 +234,11 @@ class Pools:
     def __iter__(self) -> Iterator[Pool]:
         return iter((self.targets, self.drafts))
 
+    def discovery_ages(self) -> dict[str, float]:
+        """How long ago whoever is asked for replicas answered last, s, by pool; none of a pool whose addresses are written down."""
+        ages = ((watch.pool, watch.age_s()) for watch in self._watches)
+        return {pool: age for pool, age in ages if age is not None}
+
     def _of(self, peer: Peer) -> Pool | None:
         """None: it was removed, and what it still says is meant for nobody."""
         pool = self.targets if peer.dialect is TARGET else self.drafts

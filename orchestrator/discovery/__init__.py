@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from orchestrator.discovery.dns import Dns
+from orchestrator.discovery.kubernetes import Kubernetes
 from orchestrator.discovery.lookup import Lookups
-from orchestrator.discovery.names import Address, Name, entries, pool_names
+from orchestrator.discovery.names import Address, Name, Service, entries, pool_names
 from orchestrator.discovery.source import Endpoint, Source, Static, Trouble
 from orchestrator.discovery.watch import Watch
 
@@ -26,4 +27,6 @@ def sources(
                 addresses.append(entry)
             case Name(host):
                 found.append(Dns(entry, lookups, Trouble(pool, host, failed), poll_s=poll_s, keep_s=keep_s))
+            case Service(_, service):
+                found.append(Kubernetes(entry, Trouble(pool, service, failed)))
     return [Static(addresses), *found]

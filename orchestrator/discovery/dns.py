@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import time
 from collections.abc import AsyncIterator
 
 from orchestrator.discovery.lookup import Lookups
@@ -24,6 +25,7 @@ class Dns:
     def __init__(self, name: Name, lookups: Lookups, trouble: Trouble, *, poll_s: float, keep_s: float) -> None:
         self._name, self._lookups, self._trouble, self._poll_s = name, lookups, trouble, poll_s
         self._memory = Memory(keep_s)
+        self.answered_s: float | None = time.monotonic()
 
     @property
     def known(self) -> frozenset[Endpoint]:
@@ -51,6 +53,7 @@ class Dns:
             records = []
         except (OSError, UnicodeError) as error:
             return self._trouble.failed("error", f"{host}: {error}")
+        self.answered_s = time.monotonic()
         if records:
             self._trouble.over()
         else:

@@ -31,10 +31,12 @@ class Trouble:
         self._pool, self._subject, self._count = pool, subject, count
         self._kind = ""
 
-    def failed(self, kind: str, what: str) -> None:
+    def failed(self, kind: str, what: str, *, stands: bool = True) -> None:
+        """`stands`: what was known counts all the same."""
         self._count(kind)
         if kind != self._kind:
-            log.warning("discovery fails: what was known stands", extra={"pool": self._pool, "entry": self._subject, "reason": what})
+            message = "discovery fails: what was known stands" if stands else "discovery finds nothing"
+            log.warning(message, extra={"pool": self._pool, "entry": self._subject, "reason": what})
         self._kind = kind
 
     def over(self) -> None:
@@ -48,6 +50,10 @@ class Source(Protocol):
     def known(self) -> frozenset[Endpoint]:
         """The last set; at the start what needs no asking."""
 
+    @property
+    def answered_s(self) -> float | None:
+        """When whoever knows answered last, by time.monotonic; the start until then. None: nobody is asked."""
+
     def changes(self) -> AsyncIterator[frozenset[Endpoint]]:
         """Full sets, each other than the one before, the first other than what was `known`. Ends when there can be no change. Raises
         nothing that another try could mend: that is its Trouble."""
@@ -58,6 +64,7 @@ class Static:
 
     def __init__(self, entries: Iterable[Address]) -> None:
         self.known = frozenset(Endpoint(entry.address, pool_name=entry.pool_name) for entry in entries)
+        self.answered_s: float | None = None
 
     async def changes(self) -> AsyncIterator[frozenset[Endpoint]]:
         """None."""
