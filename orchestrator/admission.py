@@ -88,6 +88,13 @@ class Admission:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def for_room(self) -> int:
+        """Generations that have no room at a target: those that were told so, and those that wait behind them, not for a place here. From
+        any thread."""
+        refused = sum(asks.refused for asks in list(self._asking.values()))
+        return refused + (self.waiting if refused and self.running < self.max_running else 0)
+
     def waits(self, session_id: str) -> bool:
         return session_id in self._waiting
 

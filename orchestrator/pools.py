@@ -221,6 +221,7 @@ class Pools:
         self._fingerprint, self._home = vocabulary_fingerprint, home
         self._model: terms.ModelInfo | None = None
         self._model_known = asyncio.Event()
+        self.model_wanted = 0  # calls that wait for a first target
         lookups, poll_s, keep_s = Lookups(), settings.discovery_poll_ms / 1000, settings.discovery_keep_ms / 1000
         self._watches = []
         for pool, entries in ((self.targets, settings.targets), (self.drafts, settings.drafts)):
@@ -256,10 +257,13 @@ class Pools:
 
     async def model_info(self, wait_ms: float) -> terms.ModelInfo:
         """Waits for a first target. Raises Unavailable."""
+        self.model_wanted += 1
         try:
             await asyncio.wait_for(self._model_known.wait(), wait_ms / 1000)
         except TimeoutError:
             raise Unavailable("no target is connected") from None
+        finally:
+            self.model_wanted -= 1
         assert self._model is not None
         return self._model
 

@@ -60,6 +60,16 @@ class OrchestratorSettings(FrontSettings):
     max_grace_ms: float = setting(50.0, low=0, high=10_000, doc="longest wait of a round for the draft")
     step_deadline_ms: int = setting(30_000, low=100, high=600_000, doc="longest a target may take for a round, queue included")
     placement_wait_ms: int = setting(30_000, low=100, high=600_000, doc="longest a session waits for any target")
+    targets_from_zero: bool = setting(
+        False, doc="where there is no target one is started for the first call that waits: stay ready without any"
+    )
+    scaling_queue_ms: float = setting(
+        50.0, low=1, high=60_000, doc="backlog that makes one target's worth of the signal `queue` that targets are scaled by, ms"
+    )
+    scaler_port: int = setting(-1, low=-1, high=65535, doc="plaintext port of KEDA's external scaler; 0 = any free one, -1 = off")
+    peers: tuple[str, ...] = setting(
+        (), doc="the orchestrators' scaler ports, in the forms of targets; one that is asked adds up how many calls wait at all of them"
+    )
     max_ejection_ms: int = setting(
         30_000, low=0, high=3_600_000, doc="longest a replica that keeps failing is left alone until it is tried again, ms; 0 = never"
     )
@@ -67,7 +77,7 @@ class OrchestratorSettings(FrontSettings):
     def problems(self) -> list[str]:
         found = [
             f"SPECDEC_{pool}: {problem}"
-            for pool, entries in (("TARGETS", self.targets), ("DRAFTS", self.drafts))
+            for pool, entries in (("TARGETS", self.targets), ("DRAFTS", self.drafts), ("PEERS", self.peers))
             for problem in problems(entries)
         ]
         if not self.targets:

@@ -47,6 +47,8 @@ WALLS = (
             "target_service.servicer",
             "orchestrator.peers",
             "orchestrator.fronts",
+            "orchestrator.scaling.front",
+            "orchestrator.scaling.siblings",
         ),
         why="the wire stops at the door; inside, the nouns of specdec.terms are used",
     ),

@@ -96,6 +96,15 @@ METRICS: dict[str, Metric] = {
         "{lookup}", "Look-ups of replicas that failed, by why: error, timeout, empty, defect.", "pool", "reason"
     ),
     "specdec.pool.ejections": _counter("{ejection}", "Times a replica was shut out for a while, by why.", "pool", "reason"),
+    "specdec.scaling.load": _gauge(
+        "1",
+        "Load of a pool in replicas' worth, by signal: queue, kv of targets; needed, late of drafts. All orchestrators say the same.",
+        "pool",
+        "pool_name",
+        "signal",
+    ),
+    "specdec.scaling.waiting": _gauge("{call}", "Calls that wait since no replica of a pool can take them.", "pool", "pool_name"),
+    "specdec.scaling.silent": _counter("{answer}", "Times that another orchestrator did not say how many of its calls wait."),
     "specdec.spec_enabled": _gauge("1", "1 while a draft can be used, 0 while targets decide alone."),
     "specdec.spec_wanted": _gauge("1", "1 where SPECDEC_DRAFTS names a draft, 0 where targets are to decide alone."),
     "specdec.pool.sessions": _gauge("{session}", "Sessions placed by this orchestrator, by replica.", "pool", "replica"),
