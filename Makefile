@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup env demo test test-all soak check audit format protos lock ci-tools gpu-check bench bench-peers
+.PHONY: help setup env demo test test-all soak check audit format protos lock ci-tools gpu-check bench bench-peers images
 
 # The first Python that is new enough; PYTHON=… overrides it.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -46,6 +46,9 @@ bench: setup ## with and without speculation on this machine: ratios, times, tex
 
 bench-peers: setup ## ours and other engines in turn on the same two cores; writes docs/benchmarks.md; BENCH="--fresh …" adds flags
 	@$(BIN)/python tools/bench_peers.py $(BENCH)
+
+images: ## container images with docker or podman; IMAGES="--registry … --tag … --cuda --push" adds flags
+	@$(PYTHON) tools/build_images.py $(IMAGES)
 
 check: env ## all gates: format, lint, types, walls, protos
 	$(BIN)/ruff format --check .

@@ -26,7 +26,7 @@ LONGEST_RUN_S = 900
 
 @dataclass(slots=True)
 class Builder:
-    """`outside`: what the network and the compiler are for this build, as variables and folders that the sandbox gets beside the image's."""
+    """`outside`, `mounts`: what network and compiler are for this build, as variables and folders that each RUN gets as well."""
 
     dockerfile: Dockerfile
     context: Path

@@ -28,9 +28,7 @@ class Sandbox:
     tree: Path
     mounts: Mapping[str, Path] = field(default_factory=dict)
 
-    def command(
-        self, words: Sequence[str], environment: Mapping[str, str], *, workdir: str = "/", writable: bool = False
-    ) -> list[str]:
+    def command(self, words: Sequence[str], environment: Mapping[str, str], *, workdir: str = "/", writable: bool = False) -> list[str]:
         """Runs `words` as process 1 of a namespace of its own, with this environment alone. `writable`: as root, with a tree that it may
         change, as a builder does; else as UID without any right, on a root where nothing but /tmp can be written."""
         rights = [] if writable else [

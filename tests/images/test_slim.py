@@ -1,0 +1,118 @@
+"""The image of orchestrator and commands, built by the Dockerfile's own steps and run as Kubernetes would run it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from specdec.bench.sim import folder as simulated
+from specdec.bench.sim.path import Path as Text
+from specdec.client import Client
+from specdec.simulation import Simulation
+from specdec.terms import SamplingParams
+from tests.e2e import stack
+from tests.images.builder import Builder
+from tests.images.conftest import builder
+from tests.images.container import Container, Image, content, unprivileged
+from tests.images.dockerfile import Dockerfile
+from tests.tools import ROOT
+from tools.audit import pins
+
+pytestmark = pytest.mark.chart
+PROMPT = [20, 30, 40]
+TOKENS = 24
+PACKAGES = ("specdec/", "orchestrator/", "target_service/", "draft_service/")
+LEFT_OUT = ("torch", "transformers", "safetensors", "matplotlib", "rich", "pytest", "scipy")
+LISTED = """
+import importlib.util, json
+from importlib import metadata
+print(json.dumps({"versions": {d.name: d.version for d in metadata.distributions()},
+    "there": [name for name in %r if importlib.util.find_spec(name)]}))
+"""
+LIBRARIES = "from specdec.native.build import *; print([l.name for l in (KERNELS, NOISE) for k in VARIANTS if l.find(k, l.places()[:1])])"
+NEEDS_TORCH = (["up"], ["demo"], ["bench"], ["bench-step"], ["bench-step", "--sampling"])
+
+
+def test_the_slim_image(dockerfile: Dockerfile, tmp_path: Path) -> None:
+    """F141 as well: Python as the first process hears SIGTERM."""
+    model = tmp_path / "model"
+    model.mkdir()
+    vocabulary = simulated.write(model)
+    settings = {"ENGINE_PATH": "sim", "KV_TOKENS": "4096", "MODEL": str(model), "SIM": "step-ms=1,row_ms=0"}
+    pools = [stack.start(role, f"{role}_service", settings, tmp_path) for role in ("target", "draft")]
+    try:
+        made = builder(dockerfile, tmp_path / "build")
+        image = Image(dockerfile, "slim", made.build("slim"))
+        carries_every_file(made)
+        has_what_it_should(image)
+        before = content(image.tree)
+        target, draft = (stack.wait_ready(process).endpoint for process in pools)
+        settings = {"TOKENIZER": "/model", "TARGETS": target, "DRAFTS": draft, "PORT": "0", "METRICS_PORT": "0", "HEALTH_PORT": "0"}
+        with image.run(tmp_path / "orchestrator.log", settings, {"/model": model}) as container:
+            container.wait_ready()
+            right = Text(Simulation(), vocabulary.size, PROMPT).upto(len(PROMPT) + TOKENS)[len(PROMPT) : len(PROMPT) + TOKENS]
+            answers(container, right)
+            commands_work(image, container, right)
+            assert unprivileged(container.who()), container.who()
+            assert container.writable() == ["/tmp"]
+            assert container.left_in_tmp() == []
+            assert container.stop() == 0, container.log.read_text()
+        log = container.log.read_text()
+        assert "Traceback" not in log and "Read-only" not in log and "Permission" not in log, log
+        assert content(image.tree) == before
+    finally:
+        for process in pools:
+            process.kill()
+
+
+def carries_every_file(made: Builder) -> None:
+    """The wheel has all of our packages that went to the builder: modules, stubs, native sources, prompts, the mark of types."""
+    (wheel,) = (made.built["own"] / "dist").iterdir()
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    sent = {str(path.relative_to(made.context)) for path in made.context.rglob("*") if path.is_file()}
+    assert packed == {path for path in sent if path.startswith(PACKAGES)}
+    assert {"specdec/py.typed", "specdec/bench/prompts.jsonl", "specdec/v1/target_pb2.pyi", "specdec/native/src/noise.cpp"} <= packed
+
+
+def has_what_it_should(image: Image) -> None:
+    found = json.loads(image.python(LISTED % (LEFT_OUT,)).stdout)
+    assert found["there"] == []
+    locked, _ = pins((ROOT / "requirements.lock").read_text())
+    foreign = {name: version for name, version in found["versions"].items() if locked.get(name.lower().replace("_", "-")) != version}
+    assert foreign == {"specdec": metadata.version("specdec")}
+    told = image.python(LIBRARIES)
+    assert told.stdout.strip() == str(["kernels", "kernels", "noise", "noise"]), told
+    # What is written is written by nobody but the builder.
+    refused = image.call(["sh", "-c", "touch /opt/specdec/x; touch /x; touch /dev/null2; touch /tmp/x && echo only there"])
+    assert refused.stdout == "only there\n" and refused.stderr.count("Read-only") == 3, refused
+
+
+def answers(container: Container, right: list[int]) -> None:
+    async def ask() -> None:
+        async with Client(f"127.0.0.1:{container.port}") as client:
+            sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+            for k in (0, 4):
+                answer = await client.complete(PROMPT, sampling, seed=1, num_speculative_tokens=k)
+                assert list(answer.token_ids) == right
+
+    asyncio.run(ask())
+
+
+def commands_work(image: Image, container: Container, right: list[int]) -> None:
+    """All that need no model; those that do say what to install."""
+    script = ["specdec --help >/tmp/help && echo $?"]
+    script += [f"specdec {' '.join(words)} 2>&1; echo $?" for words in NEEDS_TORCH]
+    script += [f"python -m {role}_service 2>&1; echo $?" for role in ("target", "draft")]
+    asked = f"specdec generate --endpoint 127.0.0.1:{container.port} --token-ids '{PROMPT}' --max-tokens {TOKENS} --temperature 0"
+    told = image.call(["sh", "-c", "\n".join(script)])
+    lines = told.stdout.splitlines()
+    assert lines[0] == "0", told
+    assert lines[2::2] == ["2"] * len(NEEDS_TORCH) + ["1"] * 2, told
+    assert all("torch is not installed here; pip install 'specdec[model]'" in line for line in lines[1::2]), told
+    said = image.call(["sh", "-c", f"{asked} --ignore-eos --json"])
+    assert json.loads(said.stdout)["token_ids"] == right, said
