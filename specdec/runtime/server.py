@@ -205,7 +205,8 @@ class _Host(Generic[S]):
 
     def _listen(self, add_port: Callable[[str], int], name: str, port: int) -> int:
         """The port it listens on. Raises Unavailable."""
-        address = f"{self.settings.host}:{port}"
+        host = self.settings.host
+        address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
         try:
             return add_port(address)
         except RuntimeError:
