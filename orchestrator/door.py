@@ -68,6 +68,10 @@ class Door:
             self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._try_again)
         return runs
 
+    def waiting_for_targets(self, there: bool) -> int:
+        """Generations that wait here for targets' sake: all, where none is `there`, else those that find no room."""
+        return self.admission.for_room if there else self.admission.waiting
+
     def _try_again(self) -> None:
         self._again = None
         self._begin(self._started(self.admission.start(_now_ms())))

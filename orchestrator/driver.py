@@ -81,11 +81,8 @@ class Driver:
 
     def waiting_for(self, pool: Pool) -> int:
         """Calls that wait since no replica of the pool can take them; without a draft they run meanwhile."""
-        if pool is not self._targets:
-            return pool.places.wanted
-        admission = self._door.admission
-        queue = admission.for_room if pool.eligible() else admission.waiting
-        return self.pools.model_wanted + pool.places.wanted + queue
+        queue = self.pools.model_wanted + self._door.waiting_for_targets(bool(pool.eligible())) if pool is self._targets else 0
+        return pool.places.wanted + queue
 
     async def model_info(self) -> terms.ModelInfo:
         """Waits for a first target, at most `placement_wait_ms`. Raises Unavailable."""
