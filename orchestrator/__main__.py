@@ -17,6 +17,7 @@ from orchestrator.fronts.meters import Meters
 from orchestrator.fronts.requests import Defaults
 from orchestrator.observe import Observer
 from orchestrator.readiness import Readiness
+from orchestrator.scaling.service import Scaling
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text import TextModel
 from specdec.runtime import process
@@ -38,12 +39,16 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
     servicer = GenerationServicer(driver, text, defaults, Meters(runtime.telemetry, content=settings.trace_content))
     process.rarely_collect()
     driver.run()
-    readiness = Readiness(settings.placement_wait_ms)
+    scaling = Scaling(settings, driver, runtime.telemetry)
+    await scaling.start()
+    readiness = Readiness(settings.placement_wait_ms, settings.targets_from_zero)
 
     def ready() -> bool:
-        return readiness.may_take(len(driver.pools.targets.eligible()), time.monotonic())
+        targets = driver.pools.targets
+        return readiness.may_take(len(targets.eligible()), time.monotonic(), len(targets.peers))
 
     async def close() -> None:
+        await scaling.close()
         await driver.close()
         servicer.close()
         await asyncio.to_thread(trial.close)
