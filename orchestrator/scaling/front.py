@@ -20,6 +20,7 @@ from orchestrator.scaling.siblings import Siblings
 from specdec import status
 from specdec.errors import Overloaded, SpecdecError, Unavailable
 from specdec.runtime.channels import server_options
+from specdec.runtime.listening import joined
 from specdec.v1 import externalscaler_pb2 as pb
 from specdec.v1 import externalscaler_pb2_grpc, scaling_pb2, scaling_pb2_grpc
 
@@ -110,8 +111,8 @@ async def serve(host: str, port: int, board: Board, siblings: Siblings) -> tuple
     externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(Scaler(board, siblings), server)
     scaling_pb2_grpc.add_ScalingServiceServicer_to_server(Waiting(board), server)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(joined(host, port))
     except RuntimeError:
-        raise Unavailable(f"cannot listen on {host}:{port} (SPECDEC_SCALER_PORT); is the port in use?") from None
+        raise Unavailable(f"cannot listen on {joined(host, port)} (SPECDEC_SCALER_PORT); is the port in use?") from None
     await server.start()
     return server, bound

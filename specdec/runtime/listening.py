@@ -62,6 +62,11 @@ class Listening:
             self._tokens.refresh()
 
 
+def joined(host: str, port: int) -> str:
+    """host:port as gRPC takes it: an IPv6 address stands in brackets there, and nowhere else."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 def check(settings: CommonSettings) -> None:
     """Everything that can be wrong with the files, before the process does anything else. Raises SpecdecError."""
     try:

@@ -43,7 +43,7 @@ from specdec.runtime import logs, process
 from specdec.runtime.channels import server_options
 from specdec.runtime.health import LIVENESS, MAX_WATCHERS, READINESS, Health
 from specdec.runtime.interceptor import OWN_PREFIX, CallInterceptor
-from specdec.runtime.listening import Listening, check
+from specdec.runtime.listening import Listening, check, joined
 from specdec.runtime.names import GRPC_SERVICES
 from specdec.runtime.settings import CommonSettings, SettingsError, load
 from specdec.runtime.telemetry import Telemetry
@@ -205,8 +205,7 @@ class _Host(Generic[S]):
 
     def _listen(self, add_port: Callable[[str], int], name: str, port: int) -> int:
         """The port it listens on. Raises Unavailable."""
-        host = self.settings.host
-        address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+        address = joined(self.settings.host, port)
         try:
             return add_port(address)
         except RuntimeError:

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from specdec import status
 from specdec.errors import InternalFault, InvalidRequest, SpecdecError, Unavailable
 from specdec.runtime import channels
+from specdec.runtime.listening import joined
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 from tests.unit.runtime.shell import NOT_SERVING, SERVING, Process, ask, begun, connected, end_all, health
 
@@ -37,6 +38,10 @@ def service() -> Iterator[str]:
     process.popen.send_signal(signal.SIGTERM)
     code, output, errors = process.end()
     assert (code, output) == (0, ""), errors
+
+
+def test_an_ipv6_address_is_listened_on_as_it_is_given() -> None:
+    assert [joined(host, 1) for host in ("0.0.0.0", "::", "[::1]", "name")] == ["0.0.0.0:1", "[::]:1", "[::1]:1", "name:1"]
 
 
 async def test_calls_and_names(service: str) -> None:
