@@ -47,6 +47,10 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- define "specdec.validateRelease" -}}
 {{- $found := .found -}}
 {{- $all := .root.Values -}}
+{{- $prefix := include "specdec.fullname" .root -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $prefix) -}}
+{{-   include "specdec.problem" (list $found (printf "fullnameOverride: %s cannot begin the name of a Service; set one of letters, digits and dashes, a letter first" $prefix)) -}}
+{{- end -}}
 {{- $targets := include "specdec.pools" (dict "root" .root "component" "target") | fromJson -}}
 {{- if not (or $targets $all.discovery.extraTargets) -}}
 {{-   include "specdec.problem" (list $found "target.pools: name at least one pool, or targets elsewhere in discovery.extraTargets") -}}
@@ -64,6 +68,11 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- end -}}
 {{- if not (or $serves $all.orchestrator.tokenizer.source) -}}
 {{-   include "specdec.problem" (list $found "orchestrator.tokenizer.source: it follows target.model, which no pool serves; set target.model, or say where the tokenizer is") -}}
+{{- end -}}
+{{- $config := $all.orchestrator.config -}}
+{{- $legal := ternary (list "probabilistic" "greedy") (list "gumbel" "greedy") (eq (toString $config.rejectionSampleMethod) "standard") -}}
+{{- if and $config.draftSampleMethod (not (has $config.draftSampleMethod $legal)) -}}
+{{-   include "specdec.problem" (list $found (printf "orchestrator.config.draftSampleMethod: with this rejectionSampleMethod it is %s" (join " or " $legal))) -}}
 {{- end -}}
 {{- if and (has "IPv6" $all.network.ipFamilies) (ne $all.network.listenAddress "::") -}}
 {{-   include "specdec.problem" (list $found "network.listenAddress: set it to \"::\", since network.ipFamilies has IPv6") -}}
@@ -129,9 +138,16 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- if and $deadline (le $deadline (add $values.loadSeconds $values.minReadySeconds | int)) -}}
 {{-   include "specdec.problem" (list $found (printf "%s.progressDeadlineSeconds: a start may take loadSeconds, and minReadySeconds follow; 0 (computed) or more than both" $key)) -}}
 {{- end -}}
-{{- $blind := mul $values.probes.readiness.periodSeconds $values.probes.readiness.failureThreshold -}}
-{{- if gt ($blind | int) 60 -}}
-{{-   include "specdec.problem" (list $found (printf "%s.probes.readiness: a broken replica would get calls for %d s; periodSeconds times failureThreshold may be 60 s at most" $key $blind)) -}}
+{{- with $values.probes.readiness -}}
+{{-   $blind := add (mul .periodSeconds .failureThreshold) .timeoutSeconds -}}
+{{-   if ge (int $blind) 60 -}}
+{{-     include "specdec.problem" (list $found (printf "%s.probes.readiness: a broken replica would get calls for %d s; periodSeconds times failureThreshold + timeoutSeconds must be less than 60" $key $blind)) -}}
+{{-   end -}}
+{{- end -}}
+{{- range $name, $probe := $values.probes -}}
+{{-   if gt (int $probe.timeoutSeconds) (int $probe.periodSeconds) -}}
+{{-     include "specdec.problem" (list $found (printf "%s.probes.%s.timeoutSeconds: not more than periodSeconds, %d" $key $name (int $probe.periodSeconds))) -}}
+{{-   end -}}
 {{- end -}}
 {{- include "specdec.validateCounts" . -}}
 {{- range $values.extraEnv -}}
@@ -239,8 +255,8 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- end -}}
 {{- $memory := include "specdec.bytes" $limits.memory | int64 -}}
 {{- $shared := include "specdec.bytes" $values.shm.sizeLimit | int64 -}}
-{{- if and $memory (ge $shared $memory) -}}
-{{-   include "specdec.problem" (list $found (printf "%s.shm.sizeLimit: %s is part of resources.limits.memory, %s; raise the limit" $key $values.shm.sizeLimit (toString $limits.memory))) -}}
+{{- if and $memory (gt (mul 2 $shared) $memory) -}}
+{{-   include "specdec.problem" (list $found (printf "%s.shm.sizeLimit: %s counts against resources.limits.memory, %s, and may be half of it; raise the limit" $key $values.shm.sizeLimit (toString $limits.memory))) -}}
 {{- end -}}
 {{- $rows := $values.config.maxStepRows | default 64 | int -}}
 {{- $block := ternary ($values.config.maxNumSpeculativeTokens | int) 16 (hasKey $values.config "maxNumSpeculativeTokens") -}}

@@ -1,0 +1,58 @@
+{{/* What is allowed and perhaps not meant, a line each. Takes the root. */}}
+{{- define "specdec.warnings" -}}
+{{- $all := .Values -}}
+{{- $targets := include "specdec.pools" (dict "root" . "component" "target") | fromJson -}}
+{{- $drafts := include "specdec.pools" (dict "root" . "component" "draft") | fromJson -}}
+{{- $told := list -}}
+{{- if not (or $drafts $all.discovery.extraDrafts) -}}
+{{-   $told = append $told "no draft pool: targets decide alone, apart from prompt lookup. Name one in draft.pools, or leave it unset" -}}
+{{- end -}}
+{{- if not $all.tls.front.enabled -}}
+{{-   if $all.auth.existingSecret -}}
+{{-     $told = append $told "tokens without TLS (auth.allowInsecure): whoever sits between clients and orchestrators reads them" -}}
+{{-   else -}}
+{{-     $told = append $told "clients are neither encrypted nor asked who they are: tls.front, auth.existingSecret" -}}
+{{-   end -}}
+{{- end -}}
+{{- if not $all.tls.internal.enabled -}}
+{{-   $told = append $told "between orchestrators and pools everything is plain text: tls.internal" -}}
+{{- else if not (include "specdec.poolsAllowedIdentities" .) -}}
+{{-   $told = append $told "the pools serve any certificate of their authorities: name the orchestrators' in tls.internal.allowedIdentities" -}}
+{{- end -}}
+{{- if not $all.networkPolicy.enabled -}}
+{{-   $told = append $told "any pod of the cluster can reach the pools and the health ports: networkPolicy.enabled" -}}
+{{- end -}}
+{{- $fingerprints := list -}}
+{{- range $component, $pools := dict "target" $targets "draft" $drafts -}}
+{{-   range $pool, $values := $pools -}}
+{{-     $name := printf "%s pool %s" $component $pool -}}
+{{-     $gpus := int $values.gpu.count -}}
+{{-     if and (eq $component "target") (not (include "specdec.autoscaled" $values)) (eq (int $values.replicas) 1) (eq (len $pools) 1) -}}
+{{-       $told = append $told (printf "%s has one replica and no autoscaling: while it is replaced, answers wait" $name) -}}
+{{-     end -}}
+{{-     if and (gt $gpus 0) (not $values.image) -}}
+{{-       $told = append $told (printf "%s asks for a GPU and runs the default image, whose torch may know no GPU: set %s.image" $name $component) -}}
+{{-     end -}}
+{{-     if gt $gpus 1 -}}
+{{-       $told = append $told (printf "%s asks for %d GPUs a replica; a process computes on one" $name $gpus) -}}
+{{-     end -}}
+{{-     if and (eq $values.model.source "hf") (not $values.model.hf.revision) -}}
+{{-       $told = append $told (printf "%s loads whatever %s is at the moment: pin %s.model.hf.revision" $name $values.model.hf.repository $component) -}}
+{{-     end -}}
+{{-     if eq $component "target" -}}
+{{-       $dtype := $values.config.dtype | default (ternary "bfloat16" "int8" (gt $gpus 0)) -}}
+{{-       $fingerprints = append $fingerprints (printf "%s on %s" $dtype (ternary "GPU" "CPU" (gt $gpus 0))) -}}
+{{-     end -}}
+{{-   end -}}
+{{- end -}}
+{{- if gt (len (uniq $fingerprints)) 1 -}}
+{{-   $told = append $told (printf "the pools of targets compute differently (%s): a session that moves between them goes on with the other's text" (join ", " (uniq $fingerprints))) -}}
+{{- end -}}
+{{- if $told }}
+
+Worth knowing:
+{{- range uniq $told }}
+  - {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
