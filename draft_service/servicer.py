@@ -16,6 +16,7 @@ from draft_service.tracing import Tracing
 from draft_service.worker import Worker
 from specdec import wire
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError, Unsupported
+from specdec.runtime.hangup import STATUS_S, patience
 from specdec.terms import MAX_ID_BYTES, ModelInfo
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 
@@ -47,7 +48,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 events, load = outbox.take(wire.MAX_ITEMS)
                 if self._tracing is not None:
                     self._tracing.told(events)
-                await context.write(wire.draft_response_to_wire(events, load))
+                with patience(STATUS_S):
+                    await context.write(wire.draft_response_to_wire(events, load))
         finally:
             self._worker.detach(stream)
             if self._tracing is not None:

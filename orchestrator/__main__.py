@@ -21,6 +21,7 @@ from orchestrator.scaling.service import Scaling
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text import TextModel
 from specdec.runtime import process
+from specdec.runtime.hangup import STATUS_S
 from specdec.runtime.server import Runtime, Service, serve
 from specdec.runtime.trial import Trial
 
@@ -36,7 +37,8 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
         settings.rejection_sample_method,
         settings.draft_sample_method,
     )
-    servicer = GenerationServicer(driver, text, defaults, Meters(runtime.telemetry, content=settings.trace_content))
+    meters = Meters(runtime.telemetry, content=settings.trace_content)
+    servicer = GenerationServicer(driver, text, defaults, meters, unread_s=2 * settings.max_unread_ms / 1000 + STATUS_S)
     process.rarely_collect()
     driver.run()
     scaling = Scaling(settings, driver, runtime.telemetry)
@@ -44,8 +46,7 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
     readiness = Readiness(settings.placement_wait_ms, settings.targets_from_zero)
 
     def ready() -> bool:
-        targets = driver.pools.targets
-        return readiness.may_take(len(targets.eligible()), time.monotonic(), len(targets.peers))
+        return readiness.may_take(len(driver.pools.targets.eligible()), time.monotonic())
 
     async def close() -> None:
         await scaling.close()

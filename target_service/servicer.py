@@ -10,6 +10,7 @@ import grpc.aio
 
 from specdec import wire
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError
+from specdec.runtime.hangup import STATUS_S, patience
 from specdec.terms import ModelInfo, TargetBeat
 from specdec.v1 import target_pb2, target_pb2_grpc
 from target_service.loop import EngineLoop
@@ -51,7 +52,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             await asyncio.wait((writer, failed), return_when=asyncio.FIRST_COMPLETED)
             self._loop.silence(stream)
             reader.cancel()
-            await writer  # one that waits for a slow reader can only tell the fault once the reader is there again
+            with patience(STATUS_S):
+                await writer  # one that waits for a slow reader can only tell the fault once the reader is there again
         finally:
             self._loop.detach(stream)
             if self._tracing is not None:

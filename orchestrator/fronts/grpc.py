@@ -41,7 +41,9 @@ class _Admitted:
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Handlers raise SpecdecError; the server's interceptor makes a status of it."""
 
-    def __init__(self, backend: Backend, text: TextModel, defaults: Defaults, meters: Meters) -> None:
+    def __init__(self, backend: Backend, text: TextModel, defaults: Defaults, meters: Meters, unread_s: float = 120.0) -> None:
+        """A client that takes nothing for `unread_s` is hung up on where that harms nobody else."""
+        self._unread_s = unread_s
         self._backend, self._text, self._defaults, self._meters = backend, text, defaults, meters
         self._work, self._grammars = TextWork(), TextWork()
 
@@ -63,7 +65,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         with self._backend.arriving(n, message.ByteSize(), message.priority, context.time_remaining()) as deadline_ms:
             admitted = await self._admitted(message, meter)
         request_id = message.request_id or secrets.token_hex(16)
-        relay = Relay(context, meter, admitted.info, admitted.answers, admitted.streams)
+        relay = Relay(context, meter, admitted.info, admitted.answers, admitted.streams, self._unread_s)
         if admitted.complete is not None:
             await relay.begin(request_id)
             await relay.end(admitted.complete)

@@ -19,24 +19,36 @@ from orchestrator.fronts.backend import Running
 from orchestrator.fronts.meters import RequestMeter
 from orchestrator.output import Ended, GenerationEvent, GenerationStats
 from specdec.errors import InternalFault, SpecdecError
+from specdec.runtime.hangup import patience
 from specdec.terms import ModelInfo
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Relay:
-    """`answers` and `streams` are in the order of their indices."""
+    """`answers` and `streams` are in the order of their indices. A message may wait `unread_s` for its reader."""
 
     def __init__(
-        self, context: Context, meter: RequestMeter, info: ModelInfo, answers: Sequence[Admitted], streams: Sequence[AnswerStream]
+        self,
+        context: Context,
+        meter: RequestMeter,
+        info: ModelInfo,
+        answers: Sequence[Admitted],
+        streams: Sequence[AnswerStream],
+        unread_s: float,
     ) -> None:
-        self._context, self._meter, self._info = context, meter, info
+        self._context, self._meter, self._info, self._unread_s = context, meter, info, unread_s
         self._answers = answers
         self._open = dict(enumerate(streams))  # answers without a last message
 
+    async def _write(self, message: Any) -> None:
+        """Whoever takes nothing for so long is hung up on, if that can be done."""
+        with patience(self._unread_s):
+            await self._context.write(message)
+
     async def begin(self, request_id: str) -> None:
         for index, answer in enumerate(self._answers):
-            await self._context.write(responses.started(index, answer, request_id, self._info))
+            await self._write(responses.started(index, answer, request_id, self._info))
 
     async def end(self, how: Ended | GenerationStats) -> None:
         """All answers are complete as they are: nobody was asked for tokens."""
@@ -52,7 +64,7 @@ class Relay:
         except SpecdecError:
             for index, stream in self._open.items():
                 if text := stream.flush():
-                    await self._context.write(responses.delta(index, Delta(text=text)))
+                    await self._write(responses.delta(index, Delta(text=text)))
             raise
         finally:
             if isinstance(events, AsyncGenerator):
@@ -69,7 +81,7 @@ class Relay:
         self._meter.text(began)
         self._meter.tokens(len(piece.token_ids), index)
         self._meter.said(piece.text, index)
-        await self._context.write(responses.delta(index, piece))
+        await self._write(responses.delta(index, piece))
         if stream.stopped is not None:
             await self._last(index, *stream.finish(running.stop_here(index)))
 
@@ -77,6 +89,6 @@ class Relay:
         del self._open[index]
         self._meter.said(rest.text, index)
         if rest.text:
-            await self._context.write(responses.delta(index, rest))
-        await self._context.write(responses.finished(index, finished, self._answers[index], self._info))
+            await self._write(responses.delta(index, rest))
+        await self._write(responses.finished(index, finished, self._answers[index], self._info))
         self._meter.finished(finished.usage)

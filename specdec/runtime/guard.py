@@ -6,10 +6,9 @@ counted; tokens are never repeated, nor are they labels or log fields.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -46,9 +45,8 @@ class Guard:
             self._refused.add(reason="token")
             raise
 
-    @contextlib.contextmanager
-    def call(self, context: Any, owner: str) -> Iterator[None]:
-        """Around one call. Raises PermissionDenied and Overloaded."""
+    def enter(self, context: Any, owner: str) -> None:
+        """A call begins. What it takes of its client's limits it keeps until its status is out. Raises PermissionDenied and Overloaded."""
         names: tuple[str, ...] = ()
         if self._identities or (self._limits is not None and not owner):
             names = names_of(context.auth_context())
@@ -56,19 +54,15 @@ class Guard:
             shown = ", ".join(names[:MAX_SHOWN]) or "none"
             self._refused.add(reason="identity")
             raise PermissionDenied(f"certificate: its names ({shown}) are not among SPECDEC_ALLOWED_IDENTITIES of this service")
-        if self._limits is None:
-            yield
+        if (limits := self._limits) is None:
             return
         who = f"token {owner}" if owner else f"certificate {names[0]}" if names else f"address {address_of(context.peer())}"
         try:
-            self._limits.enter(who, time.monotonic())
+            limits.enter(who, time.monotonic())
         except Overloaded:
             self._refused.add(reason="limit")
             raise
-        try:
-            yield
-        finally:
-            self._limits.leave(who)
+        context.add_done_callback(lambda _: limits.leave(who))
 
 
 def names_of(auth: Mapping[str, Sequence[bytes]]) -> tuple[str, ...]:

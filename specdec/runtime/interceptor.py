@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import grpc.aio
 from specdec import status
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError
 from specdec.runtime.guard import Guard
+from specdec.runtime.hangup import HangUp, current_call
 from specdec.runtime.telemetry import Telemetry
 from specdec.runtime.trace import current_traceparent, parse
 
@@ -48,6 +49,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._duration = telemetry.histogram("rpc.server.call.duration")
         self._guard = guard or Guard(telemetry)
         self._most, self.running = most_calls, 0
+        self.hang_up = HangUp()
 
     async def intercept_service(
         self,
@@ -99,9 +101,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         started, code = time.perf_counter(), "OK"
         self.running += 1
         try:
-            if self._most is not None and self.running > self._most:
-                raise Overloaded(f"{self._most} calls run here, the most at once", RETRY_MS)
-            with self._guard.call(context, about.owner):
+            with self._opened(context):
+                if self._most is not None and self.running > self._most:
+                    raise Overloaded(f"{self._most} calls run here, the most at once", RETRY_MS)
+                self._guard.enter(context, about.owner)
                 yield
             code = _code(context)
         except GeneratorExit:
@@ -128,6 +131,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self.running -= 1
             labels = {"rpc.system.name": "grpc", "rpc.method": status.method_label(method), "rpc.status_code": code}
             self._duration.record(time.perf_counter() - started, labels)
+
+    @contextlib.contextmanager
+    def _opened(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
+        """A call is over when its status is out, not when its handler is through: a client that does not read may be long in between."""
+        call = self.hang_up.opened(context.peer())
+        context.add_done_callback(lambda _: call.over())
+        current_call.set(call)
+        try:
+            yield
+        finally:
+            call.through()
 
 
 def _refusing(refusal: SpecdecError) -> grpc.RpcMethodHandler[Any, Any]:

@@ -19,6 +19,12 @@ class Context:
     def code(self) -> Any:
         return None
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def add_done_callback(self, callback: Any) -> None:
+        callback(self)
+
     def cancelled(self) -> bool:
         return False  # the news may come later than the failed write
 

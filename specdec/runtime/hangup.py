@@ -1,0 +1,167 @@
+"""Hanging up on callers that do not read. A call whose client closed its window and lives on cannot be ended by gRPC's Python API: its
+status waits behind the message that nobody takes, and with it the call's memory.
+
+Rules
+1. A call is open until its status is out, which may be long after its handler is through.
+2. A call is stuck when its reader has exhausted somebody's patience: the handler's with a message, or ours with the status. It is stuck no
+   more when what waited goes out after all.
+3. A connection is hung up on when all its open calls are stuck: now, or when the last other one ends. So nobody is cut off who is served,
+   which matters behind a proxy that puts many clients on one connection.
+4. Hanging up is a shutdown of the socket: both ends see a connection that broke, and the calls end as if the client had gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+STATUS_S = 10.0  # patience with the reader of a call whose handler is through
+SWEEP_S = 0.25  # connections that are hung up on within this time share one look at the open sockets
+log = logging.getLogger(__name__)
+Endpoint = tuple[str, int]
+
+
+@dataclass(eq=False, slots=True)
+class OpenCall:
+    """One call, from its beginning until its status is out."""
+
+    peer: str
+    hang_up: HangUp
+    waits: int = 0  # that have exhausted somebody's patience
+    _timers: set[asyncio.TimerHandle] = field(default_factory=set)
+
+    def wait(self, seconds: float) -> Callable[[], None]:
+        """Something waits for the reader from here on. What is returned is called when it no longer does."""
+        out = False
+
+        def exhausted() -> None:
+            nonlocal out
+            out = True
+            self.waits += 1
+            self.hang_up.look(self.peer)
+
+        timer = asyncio.get_running_loop().call_later(seconds, exhausted)
+        self._timers.add(timer)
+
+        def over() -> None:
+            timer.cancel()
+            self._timers.discard(timer)
+            self.waits -= out
+
+        return over
+
+    def through(self) -> None:
+        """The handler is through; only the status is to come."""
+        self.wait(STATUS_S)
+
+    def over(self) -> None:
+        """The status is out, or the client is gone."""
+        for timer in self._timers:
+            timer.cancel()
+        self.hang_up.closed(self)
+
+
+current_call: contextvars.ContextVar[OpenCall | None] = contextvars.ContextVar("current_call", default=None)
+
+
+@contextlib.contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Around what may wait for the reader of the call that is handled here. Nothing happens outside one."""
+    call = current_call.get()
+    over = None if call is None else call.wait(seconds)
+    try:
+        yield
+    finally:
+        if over is not None:
+            over()
+
+
+class HangUp:
+    """On the event loop. The table is as long as there are open calls, at most."""
+
+    def __init__(self, cut: Callable[[set[str]], None] | None = None) -> None:
+        """`cut` ends the connections of these peers, named as gRPC names them."""
+        self._cut = cut or shut
+        self._calls: dict[str, set[OpenCall]] = {}
+        self._doomed: set[str] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._calls.values()))
+
+    def opened(self, peer: str) -> OpenCall:
+        call = OpenCall(peer, self)
+        self._calls.setdefault(peer, set()).add(call)
+        return call
+
+    def closed(self, call: OpenCall) -> None:
+        left = self._calls[call.peer]
+        left.discard(call)
+        if left:
+            self.look(call.peer)
+        else:
+            del self._calls[call.peer]
+
+    def look(self, peer: str) -> None:
+        """Something about the calls of this connection has changed."""
+        if self._stuck(peer):
+            self._doomed.add(peer)
+            if self._sweep is None:
+                self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._hang_up)
+
+    def _stuck(self, peer: str) -> bool:
+        calls = self._calls.get(peer, ())
+        return bool(calls) and all(call.waits for call in calls)
+
+    def _hang_up(self) -> None:
+        """What was read meanwhile, or has another call now, stays."""
+        self._sweep = None
+        doomed, self._doomed = self._doomed, set()
+        peers = {peer for peer in doomed if self._stuck(peer)}
+        if peers:
+            log.warning("nobody reads these connections; they are hung up on", extra={"peers": sorted(peers)[:8], "count": len(peers)})
+            self._cut(peers)
+
+
+def endpoint_of(peer: str) -> Endpoint | None:
+    """(address, port) of gRPC's name of a peer: `ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`. None for what has none."""
+    kind, _, rest = unquote(peer).partition(":")
+    host, _, port = rest.rpartition(":")
+    return _normal(host.strip("[]"), int(port)) if kind in ("ipv4", "ipv6") and port.isdecimal() else None
+
+
+def shut(peers: set[str]) -> None:
+    """Ends the connections, whoever holds their sockets. One that is not found has ended."""
+    wanted = {endpoint_of(peer) for peer in peers} - {None}
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError), _socket(int(name)) as one:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and _normal(*one.getpeername()[:2]) in wanted:
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def _socket(number: int) -> socket.socket:
+    """Shares the connection of this file under a number of its own: gRPC may close that one, and another file get it, at any moment.
+    Raises OSError for what is no socket."""
+    own = os.dup(number)
+    try:
+        return socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise
+
+
+def _normal(host: str, port: int) -> Endpoint | None:
+    try:
+        address: Any = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return str(getattr(address, "ipv4_mapped", None) or address), port
