@@ -133,7 +133,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._duration.record(time.perf_counter() - started, labels)
 
     @contextlib.contextmanager
-    def _opened(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
+    def _opened(self, context: Any) -> Iterator[None]:
         """A call is over when its status is out, not when its handler is through: a client that does not read may be long in between."""
         call = self.hang_up.opened(context.peer())
         context.add_done_callback(lambda _: call.over())
