@@ -16,8 +16,8 @@ class Readiness:
         self._wait_s, self._from_zero = wait_ms / 1000, from_zero
         self._seen_s: float | None = None
 
-    def may_take(self, targets: int, now_s: float, known: int = 0) -> bool:
-        """`targets`: those that may take a session now, of so many that are `known`. `now_s` never goes back."""
-        if targets or (self._from_zero and not known):
+    def may_take(self, targets: int, now_s: float) -> bool:
+        """`targets`: those that may take a session now. `now_s` never goes back."""
+        if targets or self._from_zero:
             self._seen_s = now_s
         return self._seen_s is not None and now_s - self._seen_s <= self._wait_s

@@ -13,8 +13,9 @@ Rules
 1. Replicas smooth what they say (SPECDEC_SCALING_SMOOTHING_MS); here it is only added up, so every orchestrator says the same.
 2. A replica whose beats stopped for SILENT_S is left out. One that drains counts: its load does not go away with it.
 3. Of a pool that has no replica the load is 0. Of one that has replicas of which none speaks it is unknown, which is not 0: nobody may
-   scale down because the network failed.
-4. A replica is believed within bounds: what is not a number is 0.
+   scale down because the network failed. One that said that it drains before it fell silent is gone, whatever discovery still says.
+4. A replica is believed within bounds: what is not a number is 0. A millionth of a replica is 0 as well, or what is smoothed would never
+   come to rest.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from specdec.terms import DraftLoad, TargetBeat
 
 SIGNALS = {"target": ("queue", "kv"), "draft": ("needed", "late")}
 SILENT_S = 2.0
+DIGITS = 6
+Beat = TargetBeat | DraftLoad
 MOST = {"queue": 1000.0, "kv": 100.0, "needed": 1.0, "late": 1.0}  # of one replica
 
 
@@ -44,7 +47,7 @@ class Replica:
 
     name: str
     key: Key
-    beat: TargetBeat | DraftLoad | None
+    beat: Beat | None
 
 
 class Signals:
@@ -52,20 +55,23 @@ class Signals:
 
     def __init__(self, pools: Sequence[Key], queue_ms: float) -> None:
         self.pools, self._queue_ms = tuple(pools), queue_ms
-        self._known: dict[Key, list[TargetBeat | DraftLoad | None]] = {}
-        self._beats: dict[tuple[str, str], tuple[object, float]] = {}  # kind and replica → its last beat, since when
+        self._known: dict[Key, list[Beat | None]] = {}
+        self._beats: dict[tuple[str, str], tuple[Beat, float]] = {}  # kind and replica → its last beat, since when
 
     def look(self, replicas: Iterable[Replica], now_s: float) -> None:
         """All replicas that there are."""
-        known: dict[Key, list[TargetBeat | DraftLoad | None]] = {key: [] for key in self.pools}
-        beats: dict[tuple[str, str], tuple[object, float]] = {}
+        known: dict[Key, list[Beat | None]] = {key: [] for key in self.pools}
+        beats: dict[tuple[str, str], tuple[Beat, float]] = {}
         for replica in replicas:
             identity, beat = (replica.key.pool, replica.name), replica.beat
+            last, since_s = self._beats.get(identity, (None, now_s))
             if beat is not None:
-                last, since_s = self._beats.get(identity, (None, now_s))
                 beats[identity] = beat, since_s if last is beat else now_s
                 if now_s - beats[identity][1] > SILENT_S:
                     beat = None
+            elif last is not None and last.draining:
+                beats[identity] = last, since_s
+                continue
             known.setdefault(replica.key, []).append(beat)
         self._known, self._beats = known, beats
 
@@ -75,13 +81,13 @@ class Signals:
         beats = [beat for beat in known if beat is not None]
         if known and not beats:
             return None
-        return {signal: sum(self._of(beat, signal) for beat in beats) for signal in SIGNALS[key.pool]}
+        return {signal: round(sum(self._of(beat, signal) for beat in beats), DIGITS) for signal in SIGNALS[key.pool]}
 
     def sessions(self, key: Key) -> int:
         """Held by the replicas, those of other orchestrators as well."""
         return sum(beat.sessions for beat in self._known.get(key, []) if beat is not None)
 
-    def _of(self, beat: TargetBeat | DraftLoad, signal: str) -> float:
+    def _of(self, beat: Beat, signal: str) -> float:
         if isinstance(beat, DraftLoad):
             value = beat.needed_time_share if signal == "needed" else beat.late_demand
         else:

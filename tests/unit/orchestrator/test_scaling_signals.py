@@ -67,7 +67,19 @@ def test_a_replica_whose_beats_stop_drops_out_though_it_stays_connected() -> Non
     assert signals.load(TARGET) == {"queue": 0.0, "kv": 0.5}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_one_that_drained_before_it_fell_silent_is_gone_though_discovery_still_names_it() -> None:
+    signals = Signals(POOLS, 50.0)
+    signals.look([Replica("a", TARGET, target(kv=0.5, draining=True))], 0.0)
+    assert signals.load(TARGET) == {"queue": 0.0, "kv": 0.5}
+    for now in (0.25, 30.0):
+        signals.look([Replica("a", TARGET, None)], now)
+        assert signals.load(TARGET) == {"queue": 0.0, "kv": 0.0}, "a pool that went to zero is not one that cannot be reached"
+    signals.look([Replica("a", TARGET, target(kv=0.5))], 31.0)
+    signals.look([Replica("a", TARGET, None)], 31.25)
+    assert signals.load(TARGET) is None, "another process of that name did not drain"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e-9])
 def test_what_is_no_load_is_none(value: float) -> None:
     signals = seen(Replica("a", TARGET, target(value, value)), Replica("a", DRAFT, draft(value, value)))
     assert signals.load(TARGET) == {"queue": 0.0, "kv": 0.0} and signals.load(DRAFT) == {"needed": 0.0, "late": 0.0}
