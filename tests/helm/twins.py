@@ -190,7 +190,9 @@ TWINS = [
     Twin("resources", D, "asks for more memory", in_main("draft", lambda c: c["resources"]["requests"].update(memory="1Ti"))),
     Twin("resources", "one gpu", "differs between", in_main("draft", lambda c: c["resources"]["requests"].update({"nvidia.com/gpu": 2}))),
     Twin("shared_memory", "pools", "not in memory", lambda r: volume("target", "/dev/shm", "large")(r)["emptyDir"].pop("medium")),
-    Twin("shared_memory", "pools", "more than half", lambda r: volume("target", "/dev/shm", "large")(r)["emptyDir"].update(sizeLimit="5Gi")),
+    Twin(
+        "shared_memory", "pools", "more than half", lambda r: volume("target", "/dev/shm", "large")(r)["emptyDir"].update(sizeLimit="5Gi")
+    ),
     Twin("offline", D, "HF_HUB_OFFLINE", set_env("target", "HF_HUB_OFFLINE", None)),
     Twin("offline", D, "is no path", set_env("draft", "SPECDEC_MODEL", "HuggingFaceTB/SmolLM2-135M")),
     Twin("commands", D, "not python -m", in_main("target", lambda c: c.update(command=["sh", "-c", "python -m target_service"], args=[]))),
