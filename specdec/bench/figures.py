@@ -11,12 +11,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
 
 from specdec.terms import Origin
 
+_T = TypeVar("_T")
+
 CONFIDENCE = 0.95
+RESAMPLES = 400
+SEED = 20260101  # of the bootstrap: the same measurements give the same interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,36 @@ def ratio(ours: Sequence[float], others: Sequence[float], confidence: float = CO
         return Ratio(math.exp(mean), None, None, 1)
     reach = student_quantile(len(logs) - 1, confidence) * statistics.stdev(logs) / math.sqrt(len(logs))
     return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), len(logs))
+
+
+def bootstrap(
+    repeats: Sequence[_T],
+    statistic: Callable[[Sequence[_T]], float],
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> tuple[float, float] | None:
+    """(low, high) of a statistic of whole repeats, drawn with replacement: the percentile bootstrap (Efron and Tibshirani, "An introduction
+    to the bootstrap", 1993, chapter 13). Repeats are drawn and not answers, since the answers of one repeat shared its minute. None for
+    fewer than two."""
+    if len(repeats) < 2:
+        return None
+    draws = np.random.default_rng(seed).integers(0, len(repeats), (resamples, len(repeats)))
+    found = np.sort([statistic([repeats[i] for i in draw]) for draw in draws])
+    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def careful_ratio(ours: Sequence[float], others: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
+    """As `ratio`, with an interval that holds the bootstrap's as well. Of five repeats the percentile bootstrap alone holds the truth in
+    about 83 of 100 cases; Student's t holds it as promised where logarithms of ratios are near normal, the bootstrap where they are not."""
+    found = ratio(ours, others, confidence)
+    if found is None or found.low is None or found.high is None:
+        return found
+    logs = [math.log(a / b) for a, b in zip(ours, others, strict=True) if a > 0 and b > 0]
+    between = bootstrap(logs, statistics.fmean, confidence)
+    assert between is not None
+    return Ratio(found.mean, min(found.low, math.exp(between[0])), max(found.high, math.exp(between[1])), found.pairs)
 
 
 def student_quantile(freedom: int, confidence: float) -> float:

@@ -1,22 +1,20 @@
-"""A closed loop of streams: so many questions are open at once, the next is asked when one is answered. Every arrival keeps its time."""
+"""Questions to a service, and every arrival with its time: in a closed loop of streams, or when each is due."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from specdec.client import Client, Delta, Finished, Options, Prompt, SpeculativeStats
-from specdec.errors import InvalidRequest, ProtocolFault
+from specdec.bench.prompts import PROMPTS, load_prompts
+from specdec.client import Client, Delta, Finished, Options, Prompt, SpeculativeStats, Started
+from specdec.errors import ProtocolFault, SpecdecError
 from specdec.terms import Origin, SamplingParams
 
-PROMPTS = Path(__file__).with_name("prompts.jsonl")
-MAX_PROMPTS = 100_000
+__all__ = ["PROMPTS", "Answer", "Question", "Slice", "ask", "ask_all", "load_prompts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Seconds since the question was asked. `arrivals` = (seconds, tokens that came)."""
+    """Seconds since the question was asked, or due. `arrivals` = (seconds, tokens that came). `error` = why there is no whole answer."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -39,6 +37,8 @@ class Answer:
     total_s: float
     stats: SpeculativeStats
     settings: dict[str, Any]
+    prompt_tokens: int = 0
+    error: str = ""
 
     @property
     def first_s(self) -> float:
@@ -69,54 +69,53 @@ class Slice:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-def load_prompts(path: Path = PROMPTS) -> list[tuple[str, Prompt]]:
-    """(kind, prompt) of JSON lines with "messages", "prompt" (one user turn) or "token_ids"; "kind" if wanted. Raises InvalidRequest."""
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("--prompts", f"{path}: {error}") from error
-    if not 0 < len(lines) <= MAX_PROMPTS:
-        raise InvalidRequest("--prompts", f"{path}: must hold 1 to {MAX_PROMPTS} prompts, one a line, has {len(lines)}")
-    return [_prompt(path, number, line) for number, line in enumerate(lines, 1)]
-
-
-def _prompt(path: Path, number: int, line: str) -> tuple[str, Prompt]:
-    wanted = 'a JSON object with "prompt", "messages" or "token_ids", and "kind" if wanted'
-    try:
-        entry = json.loads(line)
-        kind = str(entry.get("kind", "all")).lower()
-        if "token_ids" in entry:
-            return kind, [int(token) for token in entry["token_ids"]]
-        messages = entry.get("messages") or [{"role": "user", "content": entry["prompt"]}]
-        return kind, [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in messages]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRequest("--prompts", f"{path}:{number}: must be {wanted} ({type(error).__name__}: {error})") from error
-
-
-async def ask_all(client: Client, questions: Sequence[Question], sampling: SamplingParams, options: Options, concurrency: int) -> Slice:
-    """All questions, `concurrency` at a time. The first failure ends it."""
+async def ask_all(
+    client: Client,
+    questions: Sequence[Question],
+    sampling: SamplingParams,
+    options: Options,
+    concurrency: int,
+    due: Sequence[float] = (),
+    tolerant: bool = False,
+) -> Slice:
+    """All questions, `concurrency` at a time; with `due`, each not before so many seconds. The first failure ends it, unless `tolerant`:
+    then an answer tells its error, and only a turn without any answer fails."""
     answers: list[Answer | None] = [None] * len(questions)
+    failures: list[SpecdecError] = []
     waiting = iter(enumerate(questions))
+    began = time.perf_counter()
 
     async def stream() -> None:
         for index, question in waiting:
-            answers[index] = await ask(client, question, sampling, options)
+            asked = began + due[index] if due else None
+            if asked is not None:
+                await asyncio.sleep(asked - time.perf_counter())
+            try:
+                answers[index] = await ask(client, question, sampling, options, asked)
+            except SpecdecError as error:
+                if not tolerant:
+                    raise
+                failures.append(error)
+                since = time.perf_counter() - (began if asked is None else asked)
+                answers[index] = Answer((), "", (), (), since, SpeculativeStats(), {}, error=f"{type(error).__name__}: {error}"[:200])
 
-    began = time.perf_counter()
     try:
         async with asyncio.TaskGroup() as streams:
             for _ in range(min(concurrency, len(questions))):
                 streams.create_task(stream())
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
-    seconds = time.perf_counter() - began
-    return Slice(tuple(answer for answer in answers if answer is not None), seconds)
+    if failures and len(failures) == len(questions):
+        raise failures[0]
+    return Slice(tuple(answer for answer in answers if answer is not None), time.perf_counter() - began)
 
 
-async def ask(client: Client, question: Question, sampling: SamplingParams, options: Options) -> Answer:
+async def ask(client: Client, question: Question, sampling: SamplingParams, options: Options, due: float | None = None) -> Answer:
+    """`due` = when it should have been asked, on time.perf_counter; the times of the answer count from then."""
     token_ids, texts, origins, arrivals = list[int](), list[str](), list[Origin | None](), list[tuple[float, int]]()
     merged: Options = {**options, "seed": question.seed}
-    began = time.perf_counter()
+    prompt_tokens = 0
+    began = time.perf_counter() if due is None else due
     async with contextlib.aclosing(client.generate(question.prompt, sampling, **merged)) as events:
         async for event in events:
             if isinstance(event, Delta):
@@ -125,15 +124,19 @@ async def ask(client: Client, question: Question, sampling: SamplingParams, opti
                 token_ids += event.token_ids
                 origins += event.origins
                 texts.append(event.text)
+            elif isinstance(event, Started):
+                prompt_tokens = event.prompt_tokens
             elif isinstance(event, Finished):
-                return _answer(token_ids, texts, origins, arrivals, time.perf_counter() - began, event)
+                total_s = time.perf_counter() - began
+                return Answer(
+                    tuple(token_ids), "".join(texts), tuple(origins), tuple(arrivals), total_s, event.speculative, _settings(event),
+                    prompt_tokens,
+                )  # fmt: skip
     raise ProtocolFault("the stream ended before the answer did")
 
 
-def _answer(
-    token_ids: list[int], texts: list[str], origins: list[Origin | None], arrivals: list[tuple[float, int]], total_s: float, end: Finished
-) -> Answer:
-    settings = {
+def _settings(end: Finished) -> dict[str, Any]:
+    return {
         "rejection_sample_method": end.settings.rejection_method.value,
         "draft_sample_method": end.settings.draft_method.value,
         "num_speculative_tokens": end.settings.num_speculative_tokens,
@@ -141,4 +144,3 @@ def _answer(
         "batch_invariant": end.settings.batch_invariant,
         "numerics_fingerprint": end.settings.numerics_fingerprint,
     }
-    return Answer(tuple(token_ids), "".join(texts), tuple(origins), tuple(arrivals), total_s, end.speculative, settings)

@@ -1,186 +1,175 @@
-"""What an experiment found: one figure per cell and way, and the raw times beside it. Pure."""
+"""What an experiment found: one figure per cell and way, a verdict per cell, and the raw times beside it. Pure."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
-from specdec.bench import figures
-from specdec.bench.experiment import AUTO, FIXED, NONE, Cell, Done, Outcome
-from specdec.bench.load import Answer
+from specdec.bench import economics, figures, timings, verdict, whatif
+from specdec.bench.experiment import AUTO, FIXED, NONE, Cell, Experiment, Outcome
+from specdec.bench.record import Run, Said, run_of, to_json
+from specdec.bench.store import Kept
+from specdec.bench.timings import Limits
 
-RAW_DIGITS = 5  # of seconds in the raw times
+FORMAT = 2  # of the JSON
 
 
-def report(outcome: Outcome, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON contract: `about` (machine, versions, command) first, then the settings, the cells, and the raw times of every turn."""
+class Runs(Protocol):
+    def of(self, cell: Cell) -> list[Run]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How it is looked at."""
+
+    limits: Limits = Limits()
+    margin: float = verdict.MARGIN
+
+
+def report(outcome: Outcome, about: Mapping[str, Any], runs: Runs | None = None, asked: Asked = Asked()) -> dict[str, Any]:  # noqa: B008
+    """The JSON contract: `about` (machine, versions, command) first, then the settings, the summary, the cells, and, where no `runs` hold
+    them, the raw times of every turn. One cell's turns are in memory at a time."""
     experiment = outcome.experiment
-    cells = [_cell(outcome, cell) for cell in experiment.cells]
+    kept = [run_of(done) for done in outcome.done]
+    source: Runs = Kept(kept) if runs is None else runs
+    cells, doubts, in_force = list[dict[str, Any]](), dict[str, None](), dict[str, Any]()
+    for cell in experiment.cells:
+        found = source.of(cell)
+        if found:
+            cells.append(cell_of(experiment, cell, found, asked))
+            doubts |= dict.fromkeys(_doubts(experiment, found))
+            in_force |= {run.turn.way: dict(run.settings) for run in found if run.settings}
     return {
+        "format": FORMAT,
         **about,
+        "simulated": any(str(told.get("numerics_fingerprint", "")).startswith("simulated") for told in in_force.values()),
         "complete": outcome.complete,
-        "notes": [*outcome.notes, *_doubts(outcome)],
-        "settings": {
-            "ways": list(experiment.ways),
-            "baseline": experiment.baseline,
-            "repeats": experiment.repeats,
-            "max_tokens": experiment.sampling.max_tokens,
-            "ignore_eos": experiment.sampling.ignore_eos,
-            "num_speculative_tokens": experiment.num_speculative_tokens,
-            "prompts": len(experiment.prompts),
-            "in_force": {way: done.slice.answers[0].settings for done in outcome.done for way in [done.turn.way] if done.slice.answers},
-        },
-        "cells": [cell for cell in cells if cell["ways"]],
+        "notes": [*outcome.notes, *doubts],
+        "settings": _settings(experiment, asked) | {"in_force": in_force},
+        "summary": verdict.summary(cells),
+        "break_even_load": _loads(cells),
+        "cells": cells,
         "differing": sum(figure["differing"] or 0 for cell in cells for figure in cell["ways"].values()),
-        "turns": [_raw(done) for done in outcome.done],
+        "errors": sum(figure["errors"] for cell in cells for figure in cell["ways"].values()),
+        **({"turns": [to_json(run) for run in kept]} if runs is None else {}),
     }
 
 
-def _cell(outcome: Outcome, cell: Cell) -> dict[str, Any]:
-    experiment = outcome.experiment
-    by_way = {way: {d.turn.repeat: d for d in outcome.done if d.turn.cell == cell and d.turn.way == way} for way in experiment.ways}
-    base = by_way[experiment.baseline]
-    ways = {way: figures_of(list(done.values())) | _compared(done, base) for way, done in by_way.items() if done}
-    return {"concurrency": cell.concurrency, "temperature": cell.temperature, "ways": ways}
-
-
-def figures_of(done: Sequence[Done]) -> dict[str, Any]:
-    """Rates count all tokens over all time of the turns. `time_per_token` is per answer, behind its first tokens."""
-    answers = [answer for one in done for answer in one.slice.answers]
-    per_token = [answer.per_token_s for answer in answers if answer.per_token_s is not None]
-    seconds, tokens = sum(one.slice.seconds for one in done), sum(one.slice.tokens for one in done)
-    with_block = sum(answer.stats.num_spec_steps for answer in answers)
-    rounds = sum(answer.stats.num_rounds for answer in answers)
+def _settings(experiment: Experiment, asked: Asked) -> dict[str, Any]:
     return {
-        "turns": len(done),
-        "answers": len(answers),
-        "tokens": tokens,
-        "seconds": round(seconds, 3),
-        "tokens_per_s": round(tokens / seconds, 2) if seconds else 0.0,
-        "first_token_ms_p50": _ms([answer.first_s for answer in answers], 0.5),
-        "time_per_token_ms_p50": _ms(per_token, 0.5),
-        "time_per_token_ms_p99": _ms(per_token, 0.99),
-        "between_arrivals_ms_p99": _ms(_gaps(answers), 0.99),
-        "mean_acceptance_length": round(1 + sum(a.stats.num_accepted_draft_tokens for a in answers) / with_block, 3)
-        if with_block
-        else None,
-        "hit_rate": round(_weighted_hits(answers), 3) if with_block else None,
-        "tokens_per_round": round(tokens / rounds, 3) if rounds else None,
+        "ways": list(experiment.ways),
+        "baseline": experiment.baseline,
+        "repeats": experiment.repeats,
+        "batch": experiment.batch,
+        "max_tokens": experiment.sampling.max_tokens,
+        "ignore_eos": experiment.sampling.ignore_eos,
+        "num_speculative_tokens": experiment.num_speculative_tokens,
+        "prompts": len(experiment.prompts),
+        "primed": experiment.primed,
+        "arrivals": "poisson" if experiment.rates else "closed",
+        "limits": asdict(asked.limits),
+        "margin": asked.margin,
     }
 
 
-def _compared(done: Mapping[int, Done], base: Mapping[int, Done]) -> dict[str, Any]:
-    """`ratio` over the repeats that both have; `differing` None where the method promises the distribution, not the text."""
-    both = sorted(done.keys() & base.keys())
-    found = figures.ratio([done[r].slice.rate for r in both], [base[r].slice.rate for r in both])
-    pairs = [(a, b) for r in both for a, b in zip(done[r].slice.answers, base[r].slice.answers, strict=True)]
-    promised = all(_text_is_promised(done[r]) for r in both)
+def cell_of(experiment: Experiment, cell: Cell, runs: Sequence[Run], asked: Asked) -> dict[str, Any]:
+    by_way = {way: {run.turn.repeat: run for run in runs if run.turn.way == way} for way in experiment.ways}
+    base = by_way.get(experiment.baseline, {})
+    ways = {way: _way(list(held.values()), base, held, cell, asked) for way, held in by_way.items() if held}
+    given = verdict.verdict(ways, experiment.baseline, cell.rate is not None, asked.margin)
+    told = {name: value for name, value in asdict(cell).items() if value is not None}
+    return {"name": str(cell), "load": cell.load, "shape": cell.shape, **told, "ways": ways, "verdict": given.told() if given else None}
+
+
+def _way(runs: Sequence[Run], base: Mapping[int, Run], held: Mapping[int, Run], cell: Cell, asked: Asked) -> dict[str, Any]:
+    told = timings.acceptance(runs)
+    settings: Mapping[str, Any] = next((run.settings for run in runs if run.settings), {})
+    return {
+        **timings.throughput(runs, asked.limits),
+        **timings.latencies(runs),
+        **told,
+        **_compared(held, base, cell),
+        "economics": economics.of_way(list(base.values()), runs, told) if told["share_with_block"] else {},
+        "phases": economics.phases(runs),
+        "memory": economics.memory(runs),
+        "draft_busy": _rounded(economics.draft_busy(runs)),
+        "drafts": max((run.seen.get("processes", {}).get("draft", 0) for run in runs), default=0) or None,
+        "num_speculative_tokens": settings.get("num_speculative_tokens"),
+        "adaptive": bool(settings.get("enable_adaptive_verification")),
+    }
+
+
+def _compared(held: Mapping[int, Run], base: Mapping[int, Run], cell: Cell) -> dict[str, Any]:
+    """`ratio` over the repeats that both have: of rates, in an open loop of the mean times of an answer. `differing` None where the method
+    promises the distribution, not the text."""
+    both = sorted(held.keys() & base.keys())
+    if cell.rate is None:
+        found = figures.careful_ratio([held[r].rate for r in both], [base[r].rate for r in both])
+    else:
+        found = figures.careful_ratio([_mean_s(base[r]) for r in both], [_mean_s(held[r]) for r in both])
+    promised = all(_text_is_promised(held[r]) for r in both)
     return {
         "ratio": None if found is None else {key: value if value is None else round(value, 4) for key, value in asdict(found).items()},
-        "differing": sum(not same_text(a, b) for a, b in pairs) if promised else None,
+        "differing": sum(not same_text(a, b) for r in both for a, b in _pairs(held[r], base[r])) if promised else None,
     }
 
 
-def same_text(one: Answer, other: Answer) -> bool:
-    return one.token_ids == other.token_ids and one.text == other.text
+def _mean_s(run: Run) -> float:
+    return sum(one.total_s for one in run.answers) / len(run.answers) if run.answers else 0.0
 
 
-def _text_is_promised(done: Done) -> bool:
-    return done.turn.cell.temperature == 0 or all(a.settings["rejection_sample_method"] == "coupled" for a in done.slice.answers)
+def _pairs(one: Run, other: Run) -> Iterable[tuple[Said, Said]]:
+    """Answers to the same question that both came whole."""
+    whole = {said.seed: said for said in other.answers}
+    return ((said, whole[said.seed]) for said in one.answers if said.seed in whole)
 
 
-def _doubts(outcome: Outcome) -> list[str]:
+def same_text(one: Said, other: Said) -> bool:
+    return one.token_ids == other.token_ids and one.text_hash == other.text_hash
+
+
+def _text_is_promised(run: Run) -> bool:
+    return run.turn.cell.temperature == 0 or run.settings.get("rejection_sample_method") in ("coupled", None)
+
+
+def _doubts(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
     """Where the service did something else than was asked, or does not promise what is compared."""
-    answers = [(done.turn, answer) for done in outcome.done for answer in done.slice.answers]
+    by_way = {way: [run for run in runs if run.turn.way == way] for way in experiment.ways}
+    drafted = {way: sum(one.count("num_draft_tokens") for run in held for one in run.answers) for way, held in by_way.items()}
     doubts = []
-    if any(turn.way == NONE and answer.stats.num_draft_tokens for turn, answer in answers):
+    if drafted.get(NONE):
         doubts.append("none: the service verified proposals although it was told not to")
-    if any(turn.way == AUTO and not answer.settings["enable_adaptive_verification"] for turn, answer in answers):
+    if any(not run.settings.get("enable_adaptive_verification", True) for run in by_way.get(AUTO, ())):
         doubts.append("auto: the service ran fixed block lengths")
-    speculated = {turn.way for turn, answer in answers if answer.stats.num_draft_tokens}
-    doubts += [
-        f"{way}: no proposal was verified; is there a draft?"
-        for way in (FIXED,)
-        if way in outcome.experiment.ways and answers and way not in speculated
-    ]
-    if any(not answer.settings["batch_invariant"] for _, answer in answers):
+    if by_way.get(FIXED) and not drafted[FIXED]:
+        doubts.append("fixed: no proposal was verified; is there a draft?")
+    if any(not run.settings.get("batch_invariant", True) for run in runs):
         doubts.append("this engine is not batch-invariant: texts are the target's within rounding only, and may differ")
-    if any(not _text_is_promised(done) for done in outcome.done):
+    if any(not _text_is_promised(run) for run in runs):
         doubts.append("method standard: above temperature 0 the distribution is promised and not the text, which is not compared")
+    short = [run for run in runs if run.turn.cell.prompt_tokens and any(0 < one.prompt_tokens < 0.9 * run.turn.cell.prompt_tokens
+             or one.prompt_tokens > 1.1 * run.turn.cell.prompt_tokens for one in run.answers)]  # fmt: skip
+    if short:
+        doubts.append(
+            f"prompts of {short[0].turn.cell.prompt_tokens}: some are longer than that by themselves, or could not be made as long"
+        )
     return doubts
 
 
-def _weighted_hits(answers: Sequence[Answer]) -> float:
-    """Rounds that wanted speculation are not told per answer; all rounds weigh instead."""
-    rounds = sum(answer.stats.num_rounds for answer in answers)
-    return sum(answer.stats.hit_rate * answer.stats.num_rounds for answer in answers) / rounds if rounds else 0.0
+def _loads(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Where each way stops paying as the load grows, the rest being equal."""
+    found = []
+    for shape in dict.fromkeys(cell["shape"] for cell in cells):
+        of_shape = [cell for cell in cells if cell["shape"] == shape]
+        for way in dict.fromkeys(way for cell in of_shape for way in cell["ways"]):
+            points = [(cell.get("rate") or cell["concurrency"], cell["ways"][way]["ratio"]["mean"]) for cell in of_shape
+                      if cell["ways"].get(way, {}).get("ratio")]  # fmt: skip
+            load = whatif.break_even_load([x for x, _ in points], [y for _, y in points])
+            if load is not None:
+                found.append({"shape": shape, "way": way, "load": round(load, 2)})
+    return found
 
 
-def _gaps(answers: Sequence[Answer]) -> list[float]:
-    return [b[0] - a[0] for answer in answers for a, b in zip(answer.arrivals, answer.arrivals[1:], strict=False)]
-
-
-def _ms(seconds: Sequence[float], share: float) -> float:
-    return round(1e3 * figures.percentile(seconds, share), 2)
-
-
-def _raw(done: Done) -> dict[str, Any]:
-    return {
-        "concurrency": done.turn.cell.concurrency,
-        "temperature": done.turn.cell.temperature,
-        "repeat": done.turn.repeat,
-        "way": done.turn.way,
-        "seconds": round(done.slice.seconds, RAW_DIGITS),
-        "answers": [
-            {
-                "kind": question.kind,
-                "seed": question.seed,
-                "token_ids": list(answer.token_ids),
-                "arrivals": [[round(seconds, RAW_DIGITS), count] for seconds, count in answer.arrivals],
-                "total_s": round(answer.total_s, RAW_DIGITS),
-                "speculative": asdict(answer.stats),
-            }
-            for question, answer in zip(done.questions, done.slice.answers, strict=True)
-        ],
-    }
-
-
-# ---------------------------------------------------------------- the table
-
-
-TITLES = (
-    "", "tokens/s", "ratio", "95 %", "first token", "per token p50", "p99", "acceptance", "tokens/round", "hits", "differing",
-)  # fmt: skip
-
-
-def table(cell: Mapping[str, Any]) -> list[list[str]]:
-    """Titles and one row a way, times in ms."""
-    rows = [list(TITLES)]
-    for way, figure in cell["ways"].items():
-        found = figure["ratio"]
-        between = "" if found is None or found["low"] is None else f"{found['low']:.2f} - {found['high']:.2f}"
-        rows.append([
-            way,
-            f"{figure['tokens_per_s']:.1f}",
-            "" if found is None else f"{found['mean']:.2f}x",
-            between if found is not None and found["low"] != found["high"] else "",
-            f"{figure['first_token_ms_p50']:.0f}",
-            f"{figure['time_per_token_ms_p50']:.1f}",
-            f"{figure['time_per_token_ms_p99']:.1f}",
-            _optional(figure["mean_acceptance_length"]),
-            _optional(figure["tokens_per_round"]),
-            _optional(figure["hit_rate"]),
-            "-" if figure["differing"] is None else str(figure["differing"]),
-        ])  # fmt: skip
-    return rows
-
-
-def headline(cell: Mapping[str, Any]) -> str:
-    answers = statistics.fmean(figure["answers"] for figure in cell["ways"].values())
-    return f"{Cell(cell['concurrency'], cell['temperature'])} ({answers:.0f} answers a way, times in ms)"
-
-
-def _optional(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

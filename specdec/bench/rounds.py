@@ -31,21 +31,12 @@ from specdec.bench.experiment import AUTO, FIXED, NONE, Experiment
 from specdec.bench.load import PROMPTS, Question, Slice, ask_all, load_prompts
 from specdec.bench.scrape import Samples, Total, added, added_to, scrape
 from specdec.bench.system import DRAFT_MODEL, TARGET_MODEL, Models, Services, services
+from specdec.bench.watch import ROUND, SOURCES
 from specdec.client import Client
 from specdec.errors import SpecdecError, Unsupported
 from specdec.terms import SamplingParams
 
 WAYS = (NONE, FIXED, AUTO)
-ROUND, STEP = "specdec_round_duration_seconds", "specdec_step_duration_seconds"
-SOURCES = {  # phase → (role, histogram, label)
-    "wire": ("orchestrator", ROUND, "wire"),
-    "queue": ("orchestrator", ROUND, "queue"),
-    "engine": ("orchestrator", ROUND, "engine"),
-    "sample": ("target", ROUND, "sample"),
-    "wait": ("orchestrator", ROUND, "wait"),
-    "text": ("orchestrator", ROUND, "text"),
-    "draft": ("draft", STEP, ""),
-}
 BEHIND_EACH_OTHER = ("wire", "queue", "forward", "sample", "wait")
 SHOWN = (*BEHIND_EACH_OTHER, "rest", "whole round", "text", "draft")
 

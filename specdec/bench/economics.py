@@ -1,0 +1,110 @@
+"""From what was measured in a cell to what it means: what a round costs, the block that gains most, where it stops paying. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdec.bench import timings, whatif
+from specdec.bench.figures import expected_length
+from specdec.bench.record import Run
+from specdec.bench.whatif import Setting
+
+MOST_BUSY = 0.8  # of a draft's time, beyond which another one is advised
+MARGIN_K = 0.02  # what a longer block must gain beyond a shorter one, to be advised
+
+
+def of_way(plain: Sequence[Run], runs: Sequence[Run], told: Mapping[str, Any]) -> dict[str, Any]:
+    """`plain` = the runs without speculation, `told` = acceptance of `runs` (timings.acceptance). Empty where there is nothing to say.
+
+    `block_round_ms` = a round with a block, the wait for it included; `slot_ms` = what a slot of it costs; `draft_budget_ms` = how much
+    longer such a round might take and still gain; `curve` = [K, ratio] by the formula, with slots and acceptance as measured."""
+    plain_ms, mixed_ms = timings.round_ms(plain), timings.round_ms(runs)
+    share, block = told["share_with_block"], told["mean_block"]
+    if not plain_ms or not mixed_ms or not share or not block or not told["alpha"]:
+        return {}
+    block_ms = max((mixed_ms - (1 - share) * plain_ms) / share, 0.01)
+    slot_ms = max(0.0, block_ms - plain_ms) / block
+    length = told["mean_acceptance_length"]
+    setting = Setting(plain_ms, 0.0, tuple(told["alpha"]), row_ms=slot_ms, foresight=1.0)
+    curve = [[k, round(ratio_at(setting, k), 4)] for k in range(whatif.MAX_K + 1)]
+    even = break_even(setting, round(block))
+    return {
+        "plain_round_ms": round(plain_ms, 3),
+        "block_round_ms": round(block_ms, 3),
+        "slot_ms": round(slot_ms, 3),
+        "break_even_acceptance": None if even is None else round(even, 4),
+        "constant_acceptance": round(constant_alpha(length, round(block)), 4),
+        "draft_budget_ms": round(length * plain_ms - block_ms, 3),
+        "best_k": best_k(curve),
+        "curve": curve,
+    }
+
+
+def ratio_at(setting: Setting, k: int) -> float:
+    """With every wait inside the slots' cost."""
+    return expected_length(setting.alpha(k)) * setting.plain_ms / (setting.step_ms(k + 1) + setting.rtt_ms + setting.host_ms)
+
+
+def best_k(curve: Sequence[Sequence[float]]) -> int:
+    """The shortest block that gains as much as the best one, within MARGIN_K; 0 where none gains."""
+    most = max(ratio for _, ratio in curve)
+    return 0 if most <= 1.0 else int(min(k for k, ratio in curve if ratio >= most - MARGIN_K))
+
+
+def break_even(setting: Setting, k: int) -> float | None:
+    """The constant acceptance at which E t(1) = t(K+1)."""
+    wanted = setting.step_ms(k + 1) / setting.plain_ms
+    return alpha_of(wanted, k) if k >= 1 and wanted <= k + 1 else None
+
+
+def constant_alpha(length: float, k: int) -> float:
+    """The one acceptance of every slot that gives this mean acceptance length."""
+    return alpha_of(length, k) if k >= 1 else 0.0
+
+
+def alpha_of(length: float, k: int) -> float:
+    """a with 1 + a + … + a^k = length, within [0, 1]."""
+    low, high = 0.0, 1.0
+    for _ in range(whatif.STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_length([middle] * k) < length else (low, middle)
+    return high
+
+
+def drafts_needed(busy: float | None, drafts: int) -> int:
+    """`busy` = share of the time that all of them computed, None where nobody told it."""
+    return drafts if busy is None else max(1, math.ceil(busy * drafts / MOST_BUSY))
+
+
+def phases(runs: Sequence[Run]) -> dict[str, float] | None:
+    """Milliseconds a round by where its time goes, of those turns that were looked at; see `rounds.py` for the names. `draft` goes on
+    beside the others."""
+    told = [run.seen["phases"] for run in runs if run.seen.get("phases")]
+    rounds = sum(one.get("engine", [0.0, 0.0])[1] for one in told)
+    if not rounds:
+        return None
+    names = dict.fromkeys(name for one in told for name in one)
+    ms = {name: 1e3 * sum(one.get(name, [0.0, 0.0])[0] for one in told) / rounds for name in names}
+    if "engine" in ms:
+        ms["forward"] = max(0.0, ms.pop("engine") - ms.get("sample", 0.0))
+    return {name: round(value, 3) for name, value in ms.items()}
+
+
+def draft_busy(runs: Sequence[Run]) -> float | None:
+    """Share of the turns' time in which the drafts computed, all together over how many there are."""
+    told = [run for run in runs if run.seen.get("phases", {}).get("draft")]
+    seconds = sum(run.seconds for run in told)
+    drafts = max((run.seen.get("processes", {}).get("draft", 1) for run in told), default=1)
+    return sum(run.seen["phases"]["draft"][0] for run in told) / seconds / drafts if seconds else None
+
+
+def memory(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The most of every process, MiB."""
+    most: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for one in run.seen.get("memory", ()):
+            held = most.setdefault(one["name"], dict(one))
+            held.update({key: max(held.get(key) or 0, value) for key, value in one.items() if isinstance(value, int | float)})
+    return list(most.values())

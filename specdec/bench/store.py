@@ -1,0 +1,122 @@
+"""A sweep on the disk: what it is, and a line for every turn as soon as it is measured. An interrupted one goes on where it ended.
+
+plan.json      what is measured, by whom and where; another sweep is refused in this folder
+runs.jsonl     a turn a line (record.py); a last line that was cut off is dropped
+report.json, report.csv, report.html    written at the end, and when it is interrupted
+
+Memory holds a place in the file for every turn, and the turns of one cell while they are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec.bench.experiment import Cell, Turn
+from specdec.bench.record import Run, from_json, to_json, turn_of
+from specdec.errors import InvalidRequest
+
+PLAN, RUNS = "plan.json", "runs.jsonl"
+REPORTS = ("report.json", "report.csv", "report.html")
+
+
+class Store:
+    """`plan` must hold "sweep": what two parts of one sweep have in common. Raises InvalidRequest that names
+    `field`, the flag."""
+
+    def __init__(self, folder: Path, plan: Mapping[str, Any], field: str = "--out") -> None:
+        self.folder, self._field = folder, field
+        self.turns: dict[Turn, int] = {}  # where its line begins
+        self.fingerprint = ""  # of the engine that was measured
+        try:
+            folder.mkdir(exist_ok=True)
+            if (folder / PLAN).exists():
+                self._same(json.loads((folder / PLAN).read_text(encoding="utf-8")), plan)
+            else:
+                _write(folder / PLAN, json.dumps(plan, indent=1) + "\n")
+            with (folder / RUNS).open("ab"):
+                pass
+            self._scan()
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(field, f"{folder}: {error}") from error
+
+    def _same(self, held: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+        differs = [name for name, value in plan["sweep"].items() if held.get("sweep", {}).get(name) != value]
+        if differs:
+            told = f"holds another sweep (other {', '.join(differs)}); name another folder, or repeat its flags to go on with it"
+            raise InvalidRequest(self._field, f"{self.folder} {told}")
+
+    def _scan(self) -> None:
+        """Places of whole lines; what follows the last of them is cut off, so that the next one does not continue it."""
+        place = end = 0
+        with (self.folder / RUNS).open("r+b") as lines:
+            for line in lines:
+                place, began = place + len(line), place
+                try:
+                    told = json.loads(line) if line.endswith(b"\n") else None
+                    if told is not None:
+                        self._note(turn_of(told), began, told["settings"])
+                        end = place
+                except (ValueError, KeyError, TypeError) as error:
+                    raise InvalidRequest(self._field, f"{self.folder / RUNS}: byte {began}: not a turn ({error})") from error
+            lines.truncate(end)
+
+    def _note(self, turn: Turn, place: int, settings: Mapping[str, Any]) -> None:
+        told = str(settings.get("numerics_fingerprint", ""))
+        if self.fingerprint and told and told != self.fingerprint:
+            raise InvalidRequest(
+                self._field, f"{self.folder} was measured on another model or engine ({self.fingerprint}, now {told}); name another folder"
+            )
+        self.fingerprint = self.fingerprint or told
+        self.turns[turn] = place
+
+    def add(self, run: Run) -> None:
+        """On the disk when it returns."""
+        line = (json.dumps(to_json(run), separators=(",", ":")) + "\n").encode()
+        with (self.folder / RUNS).open("ab") as lines:
+            self._note(run.turn, lines.tell(), run.settings)
+            lines.write(line)
+            lines.flush()
+            os.fsync(lines.fileno())
+
+    def of(self, cell: Cell) -> list[Run]:
+        places = sorted(place for turn, place in self.turns.items() if turn.cell == cell)
+        with (self.folder / RUNS).open("rb") as lines:
+            found = []
+            for place in places:
+                lines.seek(place)
+                found.append(from_json(json.loads(lines.readline())))
+        return found
+
+    def lines(self) -> Iterator[str]:
+        """The turns as they are kept, one JSON object each."""
+        with (self.folder / RUNS).open(encoding="utf-8") as lines:
+            for line in lines:
+                yield line.rstrip("\n")
+
+    def write(self, name: str, text: str) -> Path:
+        _write(self.folder / name, text)
+        return self.folder / name
+
+
+class Kept:
+    """The same in memory, for experiments that are small."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        self._by_cell: dict[Cell, list[Run]] = defaultdict(list)
+        for run in runs:
+            self._by_cell[run.turn.cell].append(run)
+
+    def of(self, cell: Cell) -> list[Run]:
+        return self._by_cell.get(cell, [])
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

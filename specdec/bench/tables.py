@@ -1,0 +1,90 @@
+"""A report in a terminal, and as CSV. Pure: figures in, text out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+TITLES = (
+    "", "tokens/s", "ratio", "95 %", "first token", "per token p50", "p99", "acceptance", "tokens/round", "hits", "differing", "errors",
+)  # fmt: skip
+CELL_COLUMNS = ("concurrency", "rate", "temperature", "kind", "prompt_tokens", "max_tokens")
+WAY_COLUMNS = (
+    "answers", "errors", "differing", "tokens_per_s", "first_token_ms_p50", "first_token_ms_p95", "first_token_ms_p99",
+    "time_per_token_ms_p50", "time_per_token_ms_p95", "time_per_token_ms_p99", "between_arrivals_ms_p50", "between_arrivals_ms_p95",
+    "between_arrivals_ms_p99", "jitter_ms", "goodput_per_s", "goodput_share", "mean_acceptance_length", "mean_block", "share_with_block",
+    "tokens_per_round", "hit_rate", "num_speculative_tokens", "adaptive",
+)  # fmt: skip
+COST_COLUMNS = ("plain_round_ms", "block_round_ms", "slot_ms", "constant_acceptance", "break_even_acceptance", "draft_budget_ms", "best_k")
+
+
+def table(cell: Mapping[str, Any]) -> list[list[str]]:
+    """Titles and one row a way, times in ms."""
+    rows = [list(TITLES)]
+    for way, figure in cell["ways"].items():
+        found = figure["ratio"]
+        between = "" if found is None or found["low"] is None else f"{found['low']:.2f} - {found['high']:.2f}"
+        rows.append([
+            way,
+            f"{figure['tokens_per_s']:.1f}",
+            "" if found is None else f"{found['mean']:.2f}x",
+            between if found is not None and found["low"] != found["high"] else "",
+            f"{figure['first_token_ms_p50']:.0f}",
+            f"{figure['time_per_token_ms_p50']:.1f}",
+            f"{figure['time_per_token_ms_p99']:.1f}",
+            _optional(figure["mean_acceptance_length"]),
+            _optional(figure["tokens_per_round"]),
+            _optional(figure["hit_rate"]),
+            "-" if figure["differing"] is None else str(figure["differing"]),
+            str(figure["errors"]),
+        ])  # fmt: skip
+    return rows
+
+
+def headline(cell: Mapping[str, Any]) -> str:
+    answers = statistics.fmean(figure["answers"] for figure in cell["ways"].values())
+    return f"{cell['name']} ({answers:.0f} answers a way, times in ms)"
+
+
+def reasons(cell: Mapping[str, Any]) -> list[str]:
+    """The verdict in sentences; nothing where nothing was compared."""
+    given = cell.get("verdict")
+    return [] if given is None else [f"{given['word']}: {advice(given['advised'])}", *(f"  {reason}" for reason in given["reasons"])]
+
+
+def advice(advised: Mapping[str, Any]) -> str:
+    """Settings in words."""
+    if advised.get("disable_spec_decode"):
+        return "no speculation (disable_spec_decode), no draft"
+    how = "the service chooses the block length" if advised.get("enable_adaptive_verification") else "every block of the same length"
+    drafts = advised.get("drafts", 1)
+    return (
+        f"{how} (enable_adaptive_verification = {str(bool(advised.get('enable_adaptive_verification'))).lower()}), "
+        f"num_speculative_tokens = {advised.get('num_speculative_tokens')}, {drafts} draft{'' if drafts == 1 else 's'}"
+    )
+
+
+def as_csv(cells: Sequence[Mapping[str, Any]]) -> str:
+    """A line for every cell and way."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow([*CELL_COLUMNS, "way", "ratio", "ratio_low", "ratio_high", "verdict_of_cell", *WAY_COLUMNS, *COST_COLUMNS])
+    for cell in cells:
+        for way, figure in cell["ways"].items():
+            ratio = figure["ratio"] or {}
+            lines.writerow([
+                *(cell.get(name, "") for name in CELL_COLUMNS),
+                way,
+                *(ratio.get(name, "") for name in ("mean", "low", "high")),
+                (cell.get("verdict") or {}).get("word", ""),
+                *(figure.get(name, "") for name in WAY_COLUMNS),
+                *(figure["economics"].get(name, "") for name in COST_COLUMNS),
+            ])  # fmt: skip
+    return out.getvalue()
+
+
+def _optional(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -1,0 +1,208 @@
+"""Does speculation pay in a cell, and what should be set? A verdict in one word, and its reasons in sentences. Pure.
+
+    pays      the whole interval of the ratio lies above 1, and the ratio is at least 1 + margin
+    costs     the whole interval lies below 1, and the ratio is at most 1 - margin
+    neutral   anything else: `decided` tells an interval within 1 ± margin from one that is too wide to say
+
+A way whose texts differ where equality is promised, or whose answers fail more often than without speculation, is not advised whatever
+it gains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from specdec.bench import economics
+
+PAYS, NEUTRAL, COSTS = "pays", "neutral", "costs"
+WORDS = (PAYS, NEUTRAL, COSTS)
+MARGIN = 0.03
+SLOW_FIRST_TOKEN = 1.1
+RANK = {PAYS: 2, NEUTRAL: 1, COSTS: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`way` = the best of those that were measured; `advised` = what to set, `num_speculative_tokens` 0 = no speculation."""
+
+    word: str
+    decided: bool
+    way: str
+    ratio: float
+    low: float | None
+    high: float | None
+    reasons: tuple[str, ...] = ()
+    advised: Mapping[str, Any] = field(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
+        return {**asdict(self), "reasons": list(self.reasons), "advised": dict(self.advised)}
+
+
+def word_of(ratio: float, low: float | None, high: float | None, margin: float = MARGIN) -> tuple[str, bool]:
+    """(word, decided). Without an interval nothing is decided."""
+    if low is None or high is None:
+        return NEUTRAL, False
+    if low > 1.0 and ratio >= 1.0 + margin:
+        return PAYS, True
+    if high < 1.0 and ratio <= 1.0 - margin:
+        return COSTS, True
+    return NEUTRAL, 1.0 - margin <= low and high <= 1.0 + margin
+
+
+def verdict(ways: Mapping[str, Mapping[str, Any]], baseline: str, open_loop: bool = False, margin: float = MARGIN) -> Verdict | None:
+    """`ways` = figures by way (report.py). None where there is nothing to compare. In an open loop the arrivals set the rate, so the ratio
+    is that of the times of an answer."""
+    rated = {way: figure for way, figure in ways.items() if way != baseline and figure.get("ratio")}
+    if not rated or baseline not in ways:
+        return None
+    words = {way: word_of(*_interval(figure), margin) for way, figure in rated.items()}
+    sound = {way for way, figure in rated.items() if _sound(figure, ways[baseline])}
+    way = max(rated, key=lambda name: (name in sound, RANK[words[name][0]], rated[name]["ratio"]["mean"]))
+    word, decided = words[way]
+    ratio, low, high = _interval(rated[way])
+    if way not in sound:
+        word, decided = COSTS, True
+    reasons = [
+        *_defects(rated, ways[baseline]),
+        _headline(way, word, decided, (ratio, low, high), margin, open_loop),
+        *_others(rated, words, way),
+        *_why(rated[way], ways[baseline]),
+    ]
+    return Verdict(word, decided, way, ratio, low, high, tuple(reasons), _advised(word, way, rated[way]))
+
+
+def _interval(figure: Mapping[str, Any]) -> tuple[float, float | None, float | None]:
+    ratio = figure["ratio"]
+    return ratio["mean"], ratio["low"], ratio["high"]
+
+
+def _sound(figure: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    return not figure.get("differing") and figure.get("errors", 0) <= base.get("errors", 0)
+
+
+def _defects(rated: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any]) -> list[str]:
+    found = [f"{way}: {figure['differing']} texts differ from those without speculation, which must not be: a defect, do not use it"
+             for way, figure in rated.items() if figure.get("differing")]  # fmt: skip
+    return found + [
+        f"{way}: {figure['errors']} answers failed, {base.get('errors', 0)} without speculation"
+        for way, figure in rated.items()
+        if figure.get("errors", 0) > base.get("errors", 0)
+    ]
+
+
+def _headline(
+    way: str, word: str, decided: bool, interval: tuple[float, float | None, float | None], margin: float, open_loop: bool
+) -> str:
+    ratio, low, high = interval
+    what = "answers are done in 1/{:.2f} of the time" if open_loop else "{:.2f} times the tokens per second"
+    between = "one repeat, so no interval" if low is None or high is None else f"95 %: {low:.2f} to {high:.2f}"
+    told = f"{way}: {what.format(ratio)} of no speculation ({between})"
+    if word == NEUTRAL and decided:
+        return f"{told}: the same within {margin:.0%}"
+    if word == NEUTRAL:
+        return f"{told}: too uncertain to say; more repeats would tell"
+    return told
+
+
+def _others(rated: Mapping[str, Mapping[str, Any]], words: Mapping[str, tuple[str, bool]], way: str) -> list[str]:
+    return [f"{other} {words[other][0]} ({figure['ratio']['mean']:.2f})" for other, figure in rated.items() if other != way]
+
+
+def _why(figure: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
+    """What the ratio is made of, and what it does not tell."""
+    reasons = []
+    costs = figure.get("economics") or {}
+    if costs:
+        longer = costs["block_round_ms"] / costs["plain_round_ms"]
+        reasons.append(
+            f"a round with a block decides {figure['mean_acceptance_length']:.2f} tokens and takes {longer:.2f} times as long "
+            f"({costs['block_round_ms']:.1f} ms for {costs['plain_round_ms']:.1f} ms); "
+            f"{figure['share_with_block']:.0%} of the rounds have one"
+        )
+        if costs["break_even_acceptance"] is not None:
+            reasons.append(
+                f"acceptance per proposal {costs['constant_acceptance']:.2f}; "
+                f"it pays from {costs['break_even_acceptance']:.2f} on at this cost"
+            )
+            best, modelled = costs["best_k"], dict(map(tuple, costs["curve"]))
+            if not figure.get("adaptive") and best and abs(best - figure["mean_block"]) >= 1:
+                reasons.append(f"modelled: blocks of {best} would give {modelled[best]:.2f} times, of {round(figure['mean_block'])} "
+                               f"{modelled[round(figure['mean_block'])]:.2f} times")  # fmt: skip
+        else:
+            reasons.append("at this cost of a round not even a draft that is always right would pay")
+    elif not figure.get("share_with_block"):
+        reasons.append("hardly any round had a block: there is no draft, or the service found that it does not pay")
+    first, before = figure.get("first_token_ms_p50", 0.0), base.get("first_token_ms_p50", 0.0)
+    if before and first > SLOW_FIRST_TOKEN * before:
+        reasons.append(f"the first token comes later: {first:.0f} ms for {before:.0f} ms")
+    if figure.get("goodput_share") is not None and base.get("goodput_share") is not None:
+        reasons.append(f"within the limits: {figure['goodput_share']:.0%} of the answers, {base['goodput_share']:.0%} without speculation")
+    return reasons
+
+
+def _advised(word: str, way: str, figure: Mapping[str, Any]) -> dict[str, Any]:
+    costs, k = figure.get("economics") or {}, figure.get("num_speculative_tokens") or 0
+    adaptive = bool(figure.get("adaptive"))
+    if word == COSTS or (word == NEUTRAL and not adaptive):
+        return {"disable_spec_decode": True, "num_speculative_tokens": 0, "drafts": 0}
+    drafts = economics.drafts_needed(figure.get("draft_busy"), figure.get("drafts") or 1)
+    if adaptive:  # it chooses up to a maximum, which should leave room
+        return {"enable_adaptive_verification": True, "num_speculative_tokens": max(k, costs.get("best_k", 0), 1), "drafts": drafts}
+    return {"enable_adaptive_verification": False, "num_speculative_tokens": costs.get("best_k") or k, "drafts": drafts}
+
+
+# ---------------------------------------------------------------- of the whole sweep
+
+
+def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`cells` with a "verdict". `headline` for who reads nothing else; `advised` = what serves most cells."""
+    found = [cell["verdict"] for cell in cells if cell.get("verdict")]
+    counts = {word: sum(one["word"] == word for one in found) for word in WORDS}
+    if not found:
+        return {"word": NEUTRAL, "headline": "Nothing was compared.", "counts": counts, "sentences": [], "advised": {}}
+    word = PAYS if counts[PAYS] else COSTS if counts[COSTS] == len(found) else NEUTRAL
+    return {
+        "word": word,
+        "headline": _sentence(counts, len(found)),
+        "counts": counts,
+        "sentences": [*_ranges(cells), *_undecided(found)],
+        "advised": _most(found),
+    }
+
+
+def _sentence(counts: Mapping[str, int], total: int) -> str:
+    if counts[PAYS] == total:
+        return "Speculation pays everywhere it was measured." if total > 1 else "Speculation pays."
+    if not counts[PAYS]:
+        if counts[COSTS] == total:
+            return "Speculation costs more than it gains."
+        return (
+            "Speculation makes no difference that was seen." if not counts[COSTS] else "Speculation pays nowhere, and costs in some cases."
+        )
+    return f"Speculation pays in {counts[PAYS]} of {total} cases."
+
+
+def _ranges(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    sentences = []
+    for word, told in ((PAYS, "It pays"), (NEUTRAL, "It makes no difference"), (COSTS, "It costs")):
+        of_word = [cell for cell in cells if cell.get("verdict") and cell["verdict"]["word"] == word]
+        if of_word:
+            ratios = [cell["verdict"]["ratio"] for cell in of_word]
+            where = "; ".join(cell["name"] for cell in of_word[:4]) + (f"; and {len(of_word) - 4} more" if len(of_word) > 4 else "")
+            between = f"{min(ratios):.2f}" if len(ratios) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
+            sentences.append(f"{told} ({between} times as fast) with {where}.")
+    return sentences
+
+
+def _undecided(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    count = sum(not one["decided"] for one in found)
+    return [f"In {count} of {len(found)} cases the interval is too wide to decide; more --repeats would."] if count else []
+
+
+def _most(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The advice of most of the cells where it pays, else of most cells."""
+    of_word = [one for one in found if one["word"] == PAYS] or list(found)
+    told = [dict(one["advised"]) for one in of_word]
+    return max(told, key=told.count)
