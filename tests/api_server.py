@@ -54,12 +54,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         with contextlib.suppress(OSError):
-            self._answer()
+            if not self.server.closing:
+                self._answer()
+        self.close_connection |= self.server.closing
 
     def _answer(self) -> None:
         path, query = urlsplit(self.path).path, {key: value[0] for key, value in parse_qs(urlsplit(self.path).query).items()}
         self.version, self.selector = query.get("resourceVersion", ""), query.get("labelSelector", "").partition("=")
-        self.for_s = float(query.get("timeoutSeconds", 3600))
+        self.for_s = float(query.get("timeoutSeconds", 3600)) * self.server.second_s
         watch, token = query.get("watch") == "true", self.headers.get("authorization", "")
         self.server.asked.append(Asked(watch, self.version, token))
         if path != f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices":
@@ -134,6 +136,7 @@ class ApiServer(ThreadingHTTPServer):
             context.load_cert_chain(*tls)
             self.socket = context.wrap_socket(self.socket, server_side=True)
         self.token = ""  # the only one that is accepted; empty = anybody
+        self.second_s = 1.0  # by its clock, at the end of a watch
         self.version = 1
         self.slices: dict[str, Json] = {}
         self.events: list[tuple[int, Json]] = []

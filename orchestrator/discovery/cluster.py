@@ -39,14 +39,13 @@ class Cluster:
         from kubernetes import client, config  # only where a Service is an entry: it takes a third of a second
         from urllib3 import exceptions
 
-        self._timeouts: tuple[type[Exception], ...] = (TimeoutError, exceptions.TimeoutError)
-        self._errors: tuple[type[Exception], ...] = (client.ApiException, OSError, ValueError, exceptions.HTTPError)
+        self._timeouts, self._refusal = (TimeoutError, exceptions.TimeoutError), exceptions.NewConnectionError
         self._service, self._connect_s = service, connect_s
         configuration = client.Configuration()
         configuration.retries = False  # what follows a failure is decided here
         try:
             own = _configure(configuration, config)
-        except (config.ConfigException, OSError, ValueError) as error:
+        except Exception as error:  # the loaders raise whatever comes of a file that is none
             raise Refused("error", f"{OUTSIDE}: {error}") from error
         self._namespace = service.namespace or own
         self._client = client.ApiClient(configuration)
@@ -125,12 +124,13 @@ class Cluster:
                     body = self._response.read(TOLD_BYTES).decode(errors="replace")
                     raise _refused(self._response.status, f"{self._response.status} {self._response.reason}: {body}")
                 yield self._response
-        except (KeyError, TypeError, AttributeError) as error:
-            raise Refused("error", f"what came is no list of EndpointSlices: {error!r}") from error
-        except self._errors as error:
+        except Refused:
+            raise
+        except Exception as error:  # of the client, the connection, a file with a certificate, a helper that fetches tokens, JSON
             if status := getattr(error, "status", None):  # older clients raise what newer ones return
                 raise _refused(status, str(error)) from error
-            raise Refused("timeout" if isinstance(error, self._timeouts) else "error", f"{type(error).__name__}: {error}") from error
+            late = isinstance(error, self._timeouts) and not isinstance(error, self._refusal)  # a refused connection is called both
+            raise Refused("timeout" if late else "error", f"{type(error).__name__}: {error}") from error
         finally:
             self._response = None
 
