@@ -91,10 +91,14 @@ METRICS: dict[str, Metric] = {
     "specdec.prefix_cache.asked_tokens": _counter("{token}", "Committed tokens that sessions began with and might have found in KV."),
     "specdec.prefix_cache.hit_tokens": _counter("{token}", "Those among them that were in KV already."),
     "specdec.sessions": _gauge("{session}", "Sessions held."),
-    "specdec.pool.endpoints": _gauge("{endpoint}", "Known replicas by pool and state.", "pool", "state"),
+    "specdec.pool.endpoints": _gauge("{endpoint}", "Known replicas by pool and state: up, ejected, probing (no longer ejected, not yet proven), down.", "pool", "state"),
     "specdec.discovery.failures": _counter(
-        "{lookup}", "Look-ups of replicas that failed, by why: error, timeout, empty, defect.", "pool", "reason"
+        "{lookup}",
+        "Look-ups of replicas that failed, by why: error, timeout, empty, gone, denied, port, malformed, defect.",
+        "pool",
+        "reason",
     ),
+    "specdec.discovery.age": _gauge("s", "Age of the oldest answer that a pool's membership depends on.", "pool"),
     "specdec.pool.ejections": _counter("{ejection}", "Times a replica was shut out for a while, by why.", "pool", "reason"),
     "specdec.scaling.load": _gauge(
         "1",
@@ -126,7 +130,6 @@ METRICS: dict[str, Metric] = {
     "specdec.telemetry.log_lines_left_out": _counter("{line}", "Log lines that repeated themselves too often to be written."),
     "specdec.telemetry.series_left_out": _counter("{sample}", "Samples whose labels were new when an instrument held all it may."),
     "rpc.server.call.duration": _histogram("s", "Time of an incoming call.", SECONDS, *_RPC),
-    "rpc.client.call.duration": _histogram("s", "Time of an outgoing call; a stream's is its life.", SECONDS, *_RPC),
 }
 
 GEN_AI_LABELS = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "specdec"}

@@ -65,7 +65,7 @@ class Hosted:
 
 @contextlib.asynccontextmanager
 async def hosted(role: str, build: Callable[[Any, Runtime], Awaitable[Service]], settings: Any) -> AsyncIterator[Hosted]:
-    telemetry = Telemetry(role, host="127.0.0.1", metrics_port=0)
+    telemetry = Telemetry(role, host="127.0.0.1", metrics_port=0, otlp_endpoint=settings.otlp_endpoint)
     runtime = Runtime(role, telemetry)
     server = grpc.aio.server(interceptors=[CallInterceptor(telemetry)], options=server_options())
     service = await build(settings, runtime)
