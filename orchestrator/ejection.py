@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from orchestrator.breaker import PROBE_S, Breaker, Trouble
+from orchestrator.breaker import PROBE_S, Breaker, State, Trouble
 
 MARGIN_S = 0.01  # a timer may fire a little early
 log = logging.getLogger(__name__)
@@ -20,6 +20,7 @@ class Ejection:
         self._pool, self._max_pause_s, self._ejected, self._again = pool, max_pause_s, ejected, again
         self._breakers: dict[str, Breaker] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._probing: set[str] = set()  # their pause is over
 
     def allows(self, name: str) -> bool:
         """Whether it may get a session now."""
@@ -30,6 +31,10 @@ class Ejection:
         """Whether it serves as any other. Also from the thread that reads metrics."""
         breaker = self._breakers.get(name)
         return breaker is None or not breaker.shut
+
+    def state(self, name: str) -> State:
+        """Half-open: its pause is over, and what it is worth will show with its next sessions. Also from the thread that reads metrics."""
+        return State.CLOSED if self.closed(name) else State.HALF_OPEN if name in self._probing else State.OPEN
 
     def took(self, name: str) -> None:
         """It got a session."""
@@ -48,6 +53,7 @@ class Ejection:
             return
         if breaker.good(_now()):
             log.info("replica serves again", extra={"pool": self._pool, "peer": name})
+            self._probing.discard(name)
             self._again()
         elif breaker.forgotten(_now()):
             del self._breakers[name]
@@ -57,12 +63,14 @@ class Ejection:
         if breaker.bad(trouble, _now()):
             told = {"pool": self._pool, "peer": name, "reason": trouble.label, "pause_s": breaker.pause_s}
             log.warning("replica is shut out for a while", extra=told)
+            self._probing.discard(name)
             self._look_again(name, breaker.pause_s)
             self._ejected(name, trouble)
 
     def forget(self, name: str) -> None:
         """It is no longer there, or another process has its name."""
         self._breakers.pop(name, None)
+        self._probing.discard(name)
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
 
@@ -73,7 +81,11 @@ class Ejection:
     def _look_again(self, name: str, after_s: float) -> None:
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
-        self._timers[name] = asyncio.get_running_loop().call_later(after_s + MARGIN_S, self._again)
+        self._timers[name] = asyncio.get_running_loop().call_later(after_s + MARGIN_S, self._pause_over, name)
+
+    def _pause_over(self, name: str) -> None:
+        self._probing.add(name)
+        self._again()
 
 
 def _now() -> float:

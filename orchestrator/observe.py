@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from orchestrator import events as ev
+from orchestrator.breaker import State
 from orchestrator.peers import Heard
 from orchestrator.tally import WANTED
 from orchestrator.tracing import SessionTrace, session
@@ -75,6 +77,7 @@ class Observer:
         self._telemetry.gauge("specdec.spec_wanted", lambda: int(bool(driver.settings.drafts)))
         self._telemetry.aliases(lambda: driver.model.model if driver.model else "", lambda: _kv_usage(driver))
         self._telemetry.gauge("specdec.pool.endpoints", lambda: _endpoints(driver))
+        self._telemetry.gauge("specdec.discovery.age", lambda: _discovery_ages(driver))
         self._telemetry.gauge("specdec.pool.sessions", lambda: _sessions(driver))
 
     def round(self, told: ev.Observe, trace: SessionTrace) -> None:
@@ -164,10 +167,18 @@ def _sessions(driver: Driver) -> list[tuple[float, dict[str, str]]]:
     return readings
 
 
+def _discovery_ages(driver: Driver) -> list[tuple[float, dict[str, str]]]:
+    return [(age, {"pool": pool}) for pool, age in driver.pools.discovery_ages().items()]
+
+
+_STATE = {State.CLOSED: "up", State.OPEN: "ejected", State.HALF_OPEN: "probing"}
+
+
 def _endpoints(driver: Driver) -> list[tuple[float, dict[str, str]]]:
     readings = []
     for pool in driver.pools:
-        up = sum(pool.ejection.closed(peer.name) for peer in pool.connected)
-        states = {"up": up, "ejected": len(pool.connected) - up, "down": len(pool.peers) - len(pool.connected)}
+        connected = pool.connected
+        states = Counter({"up": 0, "ejected": 0, "probing": 0, "down": len(pool.peers) - len(connected)})
+        states.update(_STATE[pool.ejection.state(peer.name)] for peer in connected)
         readings += [(float(count), {"pool": pool.name, "state": state}) for state, count in states.items()]
     return readings

@@ -91,7 +91,9 @@ METRICS: dict[str, Metric] = {
     "specdec.prefix_cache.asked_tokens": _counter("{token}", "Committed tokens that sessions began with and might have found in KV."),
     "specdec.prefix_cache.hit_tokens": _counter("{token}", "Those among them that were in KV already."),
     "specdec.sessions": _gauge("{session}", "Sessions held."),
-    "specdec.pool.endpoints": _gauge("{endpoint}", "Known replicas by pool and state: up, ejected, probing (no longer ejected, not yet proven), down.", "pool", "state"),
+    "specdec.pool.endpoints": _gauge(
+        "{endpoint}", "Known replicas by state: up, ejected, probing (no longer ejected, not yet proven), down.", "pool", "state"
+    ),
     "specdec.discovery.failures": _counter(
         "{lookup}",
         "Look-ups of replicas that failed, by why: error, timeout, empty, gone, denied, port, malformed, defect.",

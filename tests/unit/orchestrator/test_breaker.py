@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from orchestrator import ejection as ejection_module
 from orchestrator.breaker import CALM_S, FIRST_PAUSE_S, HALF_LIFE_S, LIMIT, PROBE_S, PROBES, Breaker, State, Trouble
-from orchestrator.observe import Observer
+from orchestrator.observe import Observer, _endpoints
 from orchestrator.peers import Heard
 from specdec import terms
 from specdec.hashing import prefix_hash
@@ -254,6 +254,33 @@ async def test_a_target_that_keeps_failing_is_left_alone_unless_it_is_the_last(m
     good.fall()
     assert await fetch(pools.start("last")) == answer_of(prompt_of("last"), 20)
     assert bad.seen
+
+
+async def test_an_idle_replica_is_probing_when_its_pause_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.breaker.FIRST_PAUSE_S", 0.02)
+    pools = Pools(monkeypatch, targets=2, drafts=0)
+    bad, _ = pools.targets
+
+    def shown() -> dict[str, float]:
+        return {labels["state"]: count for count, labels in _endpoints(pools.driver) if labels["pool"] == "target" and count}
+
+    for _ in range(2):
+        bad.fall()
+        assert shown() == {"up": 1, "down": 1}
+        bad.rise()
+    assert shown() == {"up": 1, "ejected": 1}
+    async with asyncio.timeout(20):
+        while "ejected" in shown():
+            await asyncio.sleep(0.005)
+    assert shown() == {"up": 1, "probing": 1}
+    pools.driver.pools.targets.ejection.bad("t0:1", Trouble.FAILED)
+    assert shown() == {"up": 1, "ejected": 1}, "one more trouble, and it is out again"
+    async with asyncio.timeout(20):
+        while "ejected" in shown():
+            await asyncio.sleep(0.005)
+    for _ in range(PROBES):
+        pools.driver.pools.targets.ejection.good("t0:1")
+    assert shown() == {"up": 2}
 
 
 async def test_F83_no_draft_ever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

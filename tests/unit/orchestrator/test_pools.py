@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from orchestrator.discovery import Endpoint
 from tests.unit.orchestrator.scripted_pools import Pools, ScriptedPeer, answer_of, fetch, prompt_of, settle
 
 
@@ -103,3 +105,39 @@ async def test_a_removed_draft_goes_once_its_sessions_are_over(monkeypatch: pyte
     assert await asyncio.gather(*map(fetch, handles)) == [answer_of(prompt_of(f"s{i}"), 40) for i in range(6)]
     await settle()
     assert set(pools.driver.pools.drafts.peers) == {"d1:1"}
+
+
+async def test_F160_a_terminating_target_finishes_what_it_holds_and_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, targets=0, drafts=0)
+    members = pools.driver.pools.targets
+    one, two = Endpoint("t0:1", "a"), Endpoint("t1:1", "b")
+    members.follow({one})
+    newest(pools, "t0:1").rise()
+    handle = pools.start("s", count=40)
+    await settle(3)
+    members.follow({replace(one, terminating=True)})
+    waits = pools.start("waits")
+    await settle(3)
+    assert held(pools, "s") == {"t0:1"} and held(pools, "waits") == {""}, "rather none than one that ends"
+    old = newest(pools, "t0:1")
+    members.follow({replace(one, terminating=True), two})
+    newest(pools, "t1:1").rise()
+    assert await fetch(handle) == answer_of(prompt_of("s"), 40) and await fetch(waits) == answer_of(prompt_of("waits"), 20)
+    await settle()
+    assert old.released["s"] == 1 and not old.seen["waits"] and set(members.peers) == {"t1:1"}
+    members.follow({replace(one, terminating=True), two})
+    assert set(members.peers) == {"t1:1"}, "it is not dialled again"
+
+
+async def test_F161_another_pod_at_the_address_of_one_that_ends_is_another_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, targets=0, drafts=0)
+    members = pools.driver.pools.targets
+    members.follow({Endpoint("t0:1", "a")})
+    old = newest(pools, "t0:1")
+    old.rise()
+    handle = pools.start("s", count=40)
+    await settle(3)
+    members.follow({Endpoint("t0:1", "a", terminating=True), Endpoint("t0:1", "z")})
+    assert newest(pools, "t0:1") is not old and held(pools, "s") == {""}, "what it held is gone"
+    newest(pools, "t0:1").rise()
+    assert await fetch(handle) == answer_of(prompt_of("s"), 40)
