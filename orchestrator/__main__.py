@@ -43,7 +43,7 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
     driver.run()
     scaling = Scaling(settings, driver, runtime.telemetry)
     await scaling.start()
-    readiness = Readiness(settings.placement_wait_ms, settings.targets_from_zero)
+    readiness = Readiness(settings.placement_wait_ms)
 
     def ready() -> bool:
         return readiness.may_take(len(driver.pools.targets.eligible()), time.monotonic())

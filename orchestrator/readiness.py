@@ -9,15 +9,14 @@ from __future__ import annotations
 
 
 class Readiness:
-    """`wait_ms`: how long a session waits for a target. `from_zero`: where there is no target one is started for the first call that waits,
-    so calls must get here."""
+    """`wait_ms`: how long a session waits for a target."""
 
-    def __init__(self, wait_ms: float, from_zero: bool = False) -> None:
-        self._wait_s, self._from_zero = wait_ms / 1000, from_zero
+    def __init__(self, wait_ms: float) -> None:
+        self._wait_s = wait_ms / 1000
         self._seen_s: float | None = None
 
     def may_take(self, targets: int, now_s: float) -> bool:
         """`targets`: those that may take a session now. `now_s` never goes back."""
-        if targets or self._from_zero:
+        if targets:
             self._seen_s = now_s
         return self._seen_s is not None and now_s - self._seen_s <= self._wait_s

@@ -60,9 +60,6 @@ class OrchestratorSettings(FrontSettings):
     max_grace_ms: float = setting(50.0, low=0, high=10_000, doc="longest wait of a round for the draft")
     step_deadline_ms: int = setting(30_000, low=100, high=600_000, doc="longest a target may take for a round, queue included")
     placement_wait_ms: int = setting(30_000, low=100, high=600_000, doc="longest a session waits for any target")
-    targets_from_zero: bool = setting(
-        False, doc="where there is no target one is started for the first call that waits: stay ready without any"
-    )
     scaling_queue_ms: float = setting(
         50.0, low=1, high=60_000, doc="backlog that makes one target's worth of the signal `queue` that targets are scaled by, ms"
     )

@@ -61,9 +61,9 @@ def triggers(render: Render) -> list[str]:
                 found.append(f"{name}: a query without an answer would count as zero")
             if trigger["type"].startswith("external"):
                 found += [f"{name}: {problem}" for problem in _external_problems(render, scaler, metadata)]
-        fallback = spec.get("fallback") or {}
+        fallback = spec.get("fallback")  # without one the pool stays as it is
         low, high = spec.get("minReplicaCount", 0), spec.get("maxReplicaCount", 100)
-        if not low <= fallback.get("replicas", -1) <= high:
+        if fallback is not None and not low <= fallback.get("replicas", -1) <= high:
             found.append(f"{name}: the fallback of {fallback.get('replicas')} replicas is not between {low} and {high}")
     return found
 

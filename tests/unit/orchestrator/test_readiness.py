@@ -5,11 +5,6 @@ from __future__ import annotations
 from orchestrator.readiness import Readiness
 
 
-def test_where_the_first_call_starts_a_target_calls_must_get_here_without_any() -> None:
-    readiness = Readiness(wait_ms=30_000, from_zero=True)
-    assert all(readiness.may_take(0, now) for now in (0, 100, 1000))
-
-
 def test_from_the_first_target_on_until_nobody_waits_for_one_any_more() -> None:
     readiness = Readiness(wait_ms=30_000)
     steps = [(0, 0, False), (0, 100, False), (1, 101, True), (0, 102, True), (0, 131, True), (0, 131.1, False), (2, 140, True)]
