@@ -94,7 +94,10 @@ _OWN: dict[str, Scene] = {
     "oldest Kubernetes": Scene(kubernetes="1.29"),
     "same name": Scene({}, release="specdec"),
 }
-SCENES: dict[str, Scene] = _OWN | {file: Scene(files=(file,)) for file in ci_files()}
+WAIVED = {
+    "everything-values.yaml": ("ConfigMap/notes lacks the label", "target.other-cluster.example.com")
+}  # the user's own, and elsewhere
+SCENES: dict[str, Scene] = _OWN | {file: Scene(files=(file,), waived=WAIVED.get(file, ())) for file in ci_files()}
 
 
 @functools.cache

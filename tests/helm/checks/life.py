@@ -28,7 +28,8 @@ def probes(render: Render) -> list[str]:
         own = GRPC_SERVICES[pod.component][0]
         for name, service in {**PROBES, "startupProbe": own}.items():
             if name == "readinessProbe" and pod.component == "orchestrator" and _from_nothing(render):
-                service = own  # `readiness` is off without a target, and then no call would come that makes one start
+                # `readiness` is off without a target, and then no call would come that makes one start.
+                service = service if pod.env.get("SPECDEC_TARGETS_FROM_ZERO") == "true" else own
             probe = pod.main.get(name)
             if probe is None:
                 found.append(f"{pod.name}: there is no {name}")
