@@ -157,8 +157,8 @@ class Telemetry:
         **attributes: LabelValue | float,
     ) -> Span:
         """`traceparent` = the caller's W3C header; `kind` server, client or internal. Without a collector the header is passed on."""
-        if self._tracers is None:
-            return Span(traceparent)
+        if self._tracers is None:  # log lines of all services can still be told to belong together
+            return Span(traceparent or (str(w3c.new_context()) if kind == "server" else ""))
         parent = _span_context(traceparent)
         start_time = time.time_ns() - int(began_s_ago * 1e9) if began_s_ago else None
         span = self._tracers.get_tracer("specdec").start_span(
