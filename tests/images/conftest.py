@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,12 +34,26 @@ def dockerfile() -> Dockerfile:
     return read(ROOT / "Dockerfile")
 
 
-def builder(dockerfile: Dockerfile, folder: Path, extras: Sequence[str] = (), quick: bool = True) -> Builder:
-    """Offline, from the sources as they are in the tree. Skips by name where this machine lacks the rights."""
+@pytest.fixture
+def workshop(tmp_path: Path) -> Iterator[Path]:
+    """A folder for a build: hundreds of megabytes, gone at the end. Skips by name where this machine lacks the rights to build."""
     if (reason := missing()) is not None:
         skipped(*reason)
+    folder = tmp_path / "workshop"
     context.export(ROOT, folder / "context", tracked())
+    yield folder
+    shutil.rmtree(folder)
+
+
+def offline(dockerfile: Dockerfile, workshop: Path, extras: Sequence[str] = (), quick: bool = True) -> Builder:
+    """From the sources as they are in the tree, and packages as .venv has them. `quick`: no bytecode, no kernels."""
     names = wheelhouse.needed([*requirements(ROOT / "pyproject.toml", list(extras)), "setuptools"])
-    wheelhouse.fill(folder / "wheelhouse", names)
+    wheelhouse.fill(workshop / "wheelhouse", names)
     outside = OFFLINE | (QUICK if quick else {})
-    return Builder(dockerfile, folder / "context", folder / "stages", outside, {"/wheelhouse": folder / "wheelhouse"})
+    return Builder(dockerfile, workshop / "context", workshop / "stages", outside, {"/wheelhouse": workshop / "wheelhouse"})
+
+
+def online(dockerfile: Dockerfile, workshop: Path) -> Builder:
+    """As an engine would: packages from the registry that this machine's pip is set up for."""
+    theirs = {name: value for name, value in os.environ.items() if name.startswith("PIP_") and name != "PIP_FIND_LINKS"}
+    return Builder(dockerfile, workshop / "context", workshop / "stages", theirs)

@@ -36,6 +36,10 @@ class Image:
     def python(self, code: str) -> subprocess.CompletedProcess[str]:
         return self.call(["python", "-c", code])
 
+    def megabytes(self) -> int:
+        """What it adds to its base."""
+        return round(sum(size for size, _ in content(self.tree / "opt").values()) / 1e6)
+
     @contextlib.contextmanager
     def run(self, log: Path, settings: Mapping[str, str], mounts: Mapping[str, Path], command: Sequence[str] = ()) -> Iterator[Container]:
         """What `docker run --read-only --tmpfs /tmp IMAGE [COMMAND]` starts; killed at the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ from specdec.simulation import Simulation
 from specdec.terms import SamplingParams
 from tests.e2e import stack
 from tests.images.builder import Builder
-from tests.images.conftest import builder
+from tests.images.conftest import offline, online
 from tests.images.container import Container, Image, content, unprivileged
 from tests.images.dockerfile import Dockerfile
 from tests.tools import ROOT
@@ -38,7 +39,7 @@ LIBRARIES = "from specdec.native.build import *; print([l.name for l in (KERNELS
 NEEDS_TORCH = (["up"], ["demo"], ["bench"], ["bench-step"], ["bench-step", "--sampling"])
 
 
-def test_the_slim_image(dockerfile: Dockerfile, tmp_path: Path) -> None:
+def test_the_slim_image(dockerfile: Dockerfile, tmp_path: Path, workshop: Path) -> None:
     """F141 as well: Python as the first process hears SIGTERM."""
     model = tmp_path / "model"
     model.mkdir()
@@ -46,7 +47,7 @@ def test_the_slim_image(dockerfile: Dockerfile, tmp_path: Path) -> None:
     settings = {"ENGINE_PATH": "sim", "KV_TOKENS": "4096", "MODEL": str(model), "SIM": "step-ms=1,row_ms=0"}
     pools = [stack.start(role, f"{role}_service", settings, tmp_path) for role in ("target", "draft")]
     try:
-        made = builder(dockerfile, tmp_path / "build")
+        made = offline(dockerfile, workshop)
         image = Image(dockerfile, "slim", made.build("slim"))
         carries_every_file(made)
         has_what_it_should(image)
@@ -68,6 +69,23 @@ def test_the_slim_image(dockerfile: Dockerfile, tmp_path: Path) -> None:
     finally:
         for process in pools:
             process.kill()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_slim_image_of_what_the_registry_has(dockerfile: Dockerfile, workshop: Path) -> None:
+    """With compiled kernels and bytecode; its size is the one that the docs tell."""
+    image = Image(dockerfile, "slim", online(dockerfile, workshop).build("slim"))
+    has_what_it_should(image)
+    megabytes = image.megabytes()
+    assert told_size("slim") == pytest.approx(megabytes, rel=0.1), f"docs/kubernetes.md: the slim image adds {megabytes} MB"
+
+
+def told_size(name: str) -> int:
+    """Megabytes that docs/kubernetes.md says an image adds to its base."""
+    found = re.search(rf"^\| `{name}`.*\| (\d+) MB \|", (ROOT / "docs/kubernetes.md").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
 
 
 def carries_every_file(made: Builder) -> None:
