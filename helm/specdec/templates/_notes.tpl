@@ -28,7 +28,7 @@
 {{-     $name := printf "%s pool %s" $component $pool -}}
 {{-     $gpus := int $values.gpu.count -}}
 {{-     if and (eq $component "target") (not (include "specdec.autoscaled" $values)) (eq (int $values.replicas) 1) (eq (len $pools) 1) -}}
-{{-       $told = append $told (printf "%s has one replica and no autoscaling: while it is replaced, answers wait" $name) -}}
+{{-       $told = append $told (printf "%s has one replica and no autoscaling: while it is away, answers wait" $name) -}}
 {{-     end -}}
 {{-     if and (gt $gpus 0) (not $values.image) -}}
 {{-       $told = append $told (printf "%s asks for a GPU and runs the default image, whose torch may know no GPU: set %s.image" $name $component) -}}

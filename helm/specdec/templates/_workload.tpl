@@ -35,7 +35,7 @@ spec:
         {{- with $values.podLabels }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- with include "specdec.podAnnotations" $context }}
+      {{- with include "specdec.podAnnotations" $context | trim }}
       annotations:
         {{- . | nindent 8 }}
       {{- end }}
