@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specdec.bench import timings, whatif
@@ -90,6 +91,30 @@ def phases(runs: Sequence[Run]) -> dict[str, float] | None:
     if "engine" in ms:
         ms["forward"] = max(0.0, ms.pop("engine") - ms.get("sample", 0.0))
     return {name: round(value, 3) for name, value in ms.items()}
+
+
+def draft_step_ms(runs: Sequence[Run]) -> float | None:
+    told = [run.seen["phases"]["draft"] for run in runs if run.seen.get("phases", {}).get("draft")]
+    steps = sum(count for _, count in told)
+    return 1e3 * sum(seconds for seconds, _ in told) / steps if steps else None
+
+
+def setting_of(cell: Mapping[str, Any], way: str, baseline: str = "none") -> Setting | None:
+    """A measured cell as a setting that can be changed: by the services' metrics, else by what a client saw. None where it tells too
+    little."""
+    figure, plain = cell["ways"].get(way, {}), cell["ways"].get(baseline, {})
+    costs = figure.get("economics")
+    if not costs:
+        return None
+    round_ms, target_ms, row_ms = costs["plain_round_ms"], costs["plain_round_ms"], costs["slot_ms"]
+    steps = [sum((one.get("phases") or {}).get(name, 0.0) for name in ("forward", "sample")) for one in (plain, figure)]
+    if all(steps):
+        # Of all rounds: those without a block are as in the plain way.
+        target_ms, row_ms = min(steps[0], round_ms), max(0.0, steps[1] - steps[0]) / figure["share_with_block"] / figure["mean_block"]
+    setting = Setting(target_ms, figure.get("draft_step_ms") or 0.0, tuple(figure["alpha"]), row_ms, host_ms=max(0.0, round_ms - target_ms))
+    whole = math.prod(setting.alpha(round(figure["mean_block"]) + 1))
+    seen = ((figure.get("hit_rate") or 0.0) - whole) / (1 - whole) if whole < 1 else 1.0
+    return replace(setting, foresight=min(1.0, max(0.0, seen)))
 
 
 def draft_busy(runs: Sequence[Run]) -> float | None:

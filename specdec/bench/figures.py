@@ -23,6 +23,7 @@ _T = TypeVar("_T")
 
 CONFIDENCE = 0.95
 RESAMPLES = 400
+MOST_AT_ONCE = 1 << 21  # numbers in memory
 SEED = 20260101  # of the bootstrap: the same measurements give the same interval
 
 
@@ -72,9 +73,32 @@ def bootstrap(
     if len(repeats) < 2:
         return None
     draws = np.random.default_rng(seed).integers(0, len(repeats), (resamples, len(repeats)))
-    found = np.sort([statistic([repeats[i] for i in draw]) for draw in draws])
+    found = [statistic([repeats[i] for i in draw]) for draw in draws.tolist()]
     low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
+
+
+def bootstrap_quantile(
+    repeats: Sequence[Sequence[float]], share: float, confidence: float = CONFIDENCE, resamples: int = RESAMPLES, seed: int = SEED
+) -> tuple[float, float] | None:
+    """The same of a quantile over all values of the drawn repeats: sorted once, and weighed by how often each repeat was drawn."""
+    repeats = [one for one in repeats if len(one)]
+    if len(repeats) < 2:
+        return None
+    values, owner = np.concatenate([np.asarray(one) for one in repeats]), np.repeat(np.arange(len(repeats)), [len(one) for one in repeats])
+    order = np.argsort(values, kind="stable")
+    values, owner = values[order], owner[order]
+    draws = np.random.default_rng(seed).integers(0, len(repeats), (resamples, len(repeats)))
+    found = []
+    for draw in np.array_split(draws, -(-resamples * len(values) // MOST_AT_ONCE)):
+        times = np.stack([np.bincount(one, minlength=len(repeats)) for one in draw])
+        seen = np.cumsum(times[:, owner], axis=1)
+        place = share * (seen[:, -1] - 1)
+        low = np.floor(place)
+        below, above = (values[np.argmax(seen > rank[:, None], axis=1)] for rank in (low, np.minimum(low + 1, seen[:, -1] - 1)))
+        found.append(below + (above - below) * (place - low))
+    ends = np.quantile(np.concatenate(found), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(ends[0]), float(ends[1])
 
 
 def careful_ratio(ours: Sequence[float], others: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:

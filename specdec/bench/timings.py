@@ -10,7 +10,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -89,17 +89,16 @@ def latencies(runs: Sequence[Run]) -> dict[str, Any]:
     return found
 
 
-def _interval(runs: Sequence[Run], values: Any, share: float) -> list[float] | None:
-    by_run = [np.asarray(values(run)) for run in runs]
-    by_run = [one for one in by_run if one.size]
-    found = figures.bootstrap(by_run, lambda drawn: float(np.quantile(np.concatenate(drawn), share)))
+def _interval(runs: Sequence[Run], values: Callable[[Run], list[float]], share: float) -> list[float] | None:
+    found = figures.bootstrap_quantile([values(run) for run in runs], share)
     return None if found is None else [round(1e3 * value, 2) for value in found]
 
 
 def throughput(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
     """Rates count all of the turns' time. Goodput is None where no limit was set."""
     seconds, tokens = sum(run.seconds for run in runs), sum(run.tokens for run in runs)
-    between = figures.bootstrap(runs, lambda drawn: sum(r.tokens for r in drawn) / (sum(r.seconds for r in drawn) or 1.0))
+    pairs = [(run.tokens, run.seconds) for run in runs]
+    between = figures.bootstrap(pairs, lambda drawn: sum(tokens for tokens, _ in drawn) / (sum(seconds for _, seconds in drawn) or 1.0))
     said = [one for run in runs for one in run.said]
     good = sum(within(one, limits) for one in said)
     return {
@@ -125,11 +124,12 @@ def acceptance(runs: Sequence[Run]) -> dict[str, Any]:
     with_block, rounds = sum(one.count("num_spec_steps") for one in answers), sum(one.count("num_rounds") for one in answers)
     accepted, drafted = (sum(one.count(name) for one in answers) for name in ("num_accepted_draft_tokens", "num_draft_tokens"))
     tokens = sum(len(one.token_ids) for one in answers)
+    hits = sum(one.count("hit_rate") * one.count("num_rounds") for one in answers)  # rounds that wanted a block are not told by answer
     kinds = dict.fromkeys(one.kind for one in answers)
     return {
         "mean_acceptance_length": round(1 + accepted / with_block, 3) if with_block else None,
         "mean_block": round(drafted / with_block, 3) if with_block else None,
-        "hit_rate": round(sum(one.count("hit_rate") * one.count("num_rounds") for one in answers) / rounds, 3) if with_block else None,
+        "hit_rate": round(hits / rounds, 3) if with_block and rounds else None,
         "tokens_per_round": round(tokens / rounds, 3) if rounds else None,
         "rounds": rounds,
         # An answer's first round is the prompt's, and never has a block.

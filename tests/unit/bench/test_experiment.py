@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from specdec.bench import report as reports
+from specdec.bench import tables
 from specdec.bench.experiment import Cell, Experiment, Outcome, Turn, run
 from specdec.bench.load import PROMPTS, load_prompts
 from specdec.bench.progress import Progress
@@ -119,8 +120,8 @@ def test_a_failure_leaves_what_was_measured() -> None:
 
 def test_tables_have_a_row_a_way() -> None:
     for cell in found(FakeClient())["cells"]:
-        rows = reports.table(cell)
-        assert [row[0] for row in rows[1:]] == ["none", "fixed", "auto"] and {len(row) for row in rows} == {len(reports.TITLES)}
+        rows = tables.table(cell)
+        assert [row[0] for row in rows[1:]] == ["none", "fixed", "auto"] and {len(row) for row in rows} == {len(tables.TITLES)}
 
 
 # ---------------------------------------------------------------- prompts, progress

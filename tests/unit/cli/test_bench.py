@@ -43,12 +43,12 @@ def test_interrupted_it_tells_what_is_there(endpoint: str, tmp_path: Path, monke
     asked = experiment.ask_all
     turns = 0
 
-    async def interrupted(*a: object) -> object:
+    async def interrupted(*a: object, **k: object) -> object:
         nonlocal turns
         turns += 1
         if turns == 6:
             raise KeyboardInterrupt
-        return await asked(*a)  # type: ignore[arg-type]
+        return await asked(*a, **k)  # type: ignore[arg-type]
 
     monkeypatch.setattr(experiment, "ask_all", interrupted)
     out = tmp_path / "part.json"

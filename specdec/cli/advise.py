@@ -1,0 +1,147 @@
+"""`specdec advise`: what to set, and why, from a report, from a running service, or for hardware that is not there yet."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec.cli.connection import add_credentials, connected
+from specdec.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from specdec.bench.advice import Change
+    from specdec.bench.scrape import Samples
+
+HELP = "what to set, and why: from a benchmark or a running service"
+DESCRIPTION = """\
+Prints what `specdec bench --out` found in words: whether speculation pays, for what, what to set, and why. With --endpoint the counters of
+a running service take the place of a benchmark; its orchestrator's metrics port is looked for at --metrics or through --state. The flags
+of "what if" change what was measured, or stand alone, and what follows from them is called modelled."""
+METRICS_PORT = 9464
+MOST_SECONDS = 3600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("result", nargs="?", type=Path, metavar="FILE|DIR", help="what `specdec bench --out` wrote")
+    parser.add_argument("--endpoint", metavar="HOST:PORT", help="the orchestrator of a running service")
+    add_credentials(parser)
+    parser.add_argument(
+        "--metrics", metavar="[ROLE=]H:P,…", help=f"metrics port of the orchestrator, and of others (default: port {METRICS_PORT})"
+    )
+    parser.add_argument("--state", type=Path, metavar="DIR", help="folder of `specdec up`, which tells the ports")
+    parser.add_argument("--seconds", type=float, default=0.0, metavar="S", help="look at so long a while (default: all since the start)")
+    group = parser.add_argument_group("what if")
+    group.add_argument("--rtt-ms", type=float, metavar="MS", help="round trip between orchestrator and pools")
+    group.add_argument("--target-step-ms", type=float, metavar="MS", help="a target's step that decides one token")
+    group.add_argument("--draft-step-ms", type=float, metavar="MS", help="a draft's step")
+    group.add_argument("--acceptance", type=float, metavar="A", help="chance that a proposal is kept, 0 to 1")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    change = _change(arguments)
+    if (arguments.result is None) == (arguments.endpoint is None) and not (arguments.result is None and change.any):
+        raise InvalidRequest("FILE|DIR", "name a result of `specdec bench --out`, or --endpoint, or tell --target-step-ms and --acceptance")
+    if arguments.endpoint is not None:
+        found = asyncio.run(_of_service(arguments, change))
+    elif arguments.result is not None:
+        found = _of_report(_read(arguments.result), change)
+    else:
+        found = _of_nothing(change)
+    print(json.dumps(found) if arguments.json else "\n".join(found["lines"]))
+    return 0
+
+
+def _change(arguments: argparse.Namespace) -> Change:
+    from specdec.bench.advice import Change
+
+    for flag in ("rtt_ms", "target_step_ms", "draft_step_ms"):
+        value = getattr(arguments, flag)
+        least = "more than 0" if flag == "target_step_ms" else "0 or more"
+        if value is not None and not (0 < value < 1e7 or (value == 0 and flag != "target_step_ms")):
+            raise InvalidRequest(f"--{flag.replace('_', '-')}", f"must be {least}, in ms, got {value:g}")
+    if arguments.acceptance is not None and not 0 <= arguments.acceptance <= 1:
+        raise InvalidRequest("--acceptance", f"must be 0 to 1, got {arguments.acceptance:g}")
+    if not 0 <= arguments.seconds <= MOST_SECONDS:
+        raise InvalidRequest("--seconds", f"must be 0 to {MOST_SECONDS:g}, got {arguments.seconds:g}")
+    return Change(arguments.rtt_ms, arguments.target_step_ms, arguments.draft_step_ms, arguments.acceptance)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    file = path / "report.json" if path.is_dir() else path
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if not {"summary", "cells", "settings"} <= found.keys():
+            raise ValueError("not a report of specdec bench")
+        return found
+    except FileNotFoundError as error:
+        told = "the sweep has not ended: run its command again, it goes on" if path.is_dir() else "no such file"
+        raise InvalidRequest("FILE|DIR", f"{file}: {told}") from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise InvalidRequest("FILE|DIR", f"{file}: {error}") from error
+
+
+def _of_report(report: dict[str, Any], change: Change) -> dict[str, Any]:
+    from specdec.bench import advice
+
+    found: dict[str, Any] = {"summary": report["summary"], "lines": advice.of_report(report)}
+    if change.any:
+        told = advice.setting_of(report)
+        if told is None:
+            raise InvalidRequest("FILE|DIR", "no cell has rounds with and without a block, so there is nothing to model from")
+        found["what_if"] = advice.what_if(change.of(told[1]))
+        found["lines"] += ["", f"What if, from {told[0]}:", *advice.said(found["what_if"])]
+    return found
+
+
+def _of_nothing(change: Change) -> dict[str, Any]:
+    from specdec.bench import advice
+    from specdec.bench.whatif import Setting
+
+    if change.target_step_ms is None or change.acceptance is None:
+        raise InvalidRequest("--target-step-ms", "and --acceptance are needed where there is no measurement to begin with")
+    modelled = advice.what_if(change.of(Setting(change.target_step_ms, 0.0, (change.acceptance,))))
+    return {"what_if": modelled, "lines": advice.said(modelled)}
+
+
+async def _of_service(arguments: argparse.Namespace, change: Change) -> dict[str, Any]:
+    from specdec.bench import advice
+
+    async with connected(arguments.endpoint, arguments) as client:
+        info = await client.get_model_info()
+    addresses = _addresses(arguments)
+    before = await _scraped(addresses) if arguments.seconds else {}
+    await asyncio.sleep(arguments.seconds)
+    told = advice.counters(before, await _scraped(addresses))
+    found = advice.of_service(told, info.draft_available, info.num_speculative_tokens, change)
+    if change.any and found["what_if"]:
+        found["lines"] += ["", "What if, from these counters:", *advice.said(found["what_if"])]
+    return found
+
+
+def _addresses(arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    """(role, host:port)."""
+    from specdec.bench import watch
+
+    if arguments.state is not None:
+        return [(process.role, process.metrics) for process in watch.of_state(arguments.state) if process.metrics]
+    text = arguments.metrics or f"{arguments.endpoint.rpartition(':')[0]}:{METRICS_PORT}"
+    named = ",".join(part if "=" in part else f"orchestrator={part}" for part in text.split(","))
+    return [(process.role, process.metrics) for process in watch.of_metrics(named)]
+
+
+async def _scraped(addresses: list[tuple[str, str]]) -> dict[str, Samples]:
+    """By role, all of its processes added up. Raises Unavailable."""
+    from specdec.bench.scrape import scrape
+
+    found: dict[str, dict[Any, float]] = {}
+    for role, address in addresses:
+        of_role = found.setdefault(role, {})
+        for key, value in (await scrape(address)).items():
+            of_role[key] = of_role.get(key, 0.0) + value
+    if "orchestrator" not in found:
+        raise InvalidRequest("--metrics", "the orchestrator's port is needed: --metrics orchestrator=host:port, or --state DIR")
+    return dict(found)
