@@ -51,10 +51,6 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $prefix) -}}
 {{-   include "specdec.problem" (list $found (printf "fullnameOverride: %s cannot begin the name of a Service; set one of letters, digits and dashes, a letter first" $prefix)) -}}
 {{- end -}}
-{{- $fullname := include "specdec.fullname" .root -}}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $fullname) -}}
-{{-   include "specdec.problem" (list $found (printf "fullnameOverride: Services cannot be called %s-…; a letter, then letters, digits and hyphens" $fullname)) -}}
-{{- end -}}
 {{- $targets := include "specdec.pools" (dict "root" .root "component" "target") | fromJson -}}
 {{- if not (or $targets $all.discovery.extraTargets) -}}
 {{-   include "specdec.problem" (list $found "target.pools: name at least one pool, or targets elsewhere in discovery.extraTargets") -}}
@@ -85,12 +81,6 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{-   if has $key (include "specdec.ownLabels" $.root | fromJsonArray) -}}
 {{-     include "specdec.problem" (list $found (printf "commonLabels: leave out %s, which the chart sets" $key)) -}}
 {{-   end -}}
-{{- end -}}
-{{- $rejection := $all.orchestrator.config.rejectionSampleMethod | default "coupled" -}}
-{{- $legal := ternary (list "gumbel" "greedy") (list "probabilistic" "greedy") (eq $rejection "coupled") -}}
-{{- $method := $all.orchestrator.config.draftSampleMethod -}}
-{{- if and $method (not (has $method $legal)) -}}
-{{-   include "specdec.problem" (list $found (printf "orchestrator.config.draftSampleMethod: with rejectionSampleMethod %s it is %s" $rejection (join " or " $legal))) -}}
 {{- end -}}
 {{- if and $all.grpcRoute.enabled (not $all.grpcRoute.parentRefs) -}}
 {{-   include "specdec.problem" (list $found "grpcRoute.parentRefs: name a Gateway, or set grpcRoute.enabled to false") -}}
