@@ -4,8 +4,8 @@ Keepalive: a client pings after 30 s without traffic and gives a connection up 1
 without a call; Python's default of 300 s would answer our own clients with GOAWAY too_many_pings (grpc/grpc#9902). Outside clients
 may ping every 10 s or slower.
 Size: 64 MB a message, both ways, both ends: a prompt of a million tokens fits, and nothing is unlimited.
-Pending: a surge of calls that comes faster than Python can take them waits in the core library. It is kept short, so that whoever is
-refused hears of it in seconds; by default it is three times as long.
+Pending: a surge of calls that comes faster than Python can take them waits in the core library. Beyond what may wait there calls are
+CANCELLED without a word, so it is as long as a burst may be and as a busy process can refuse within some four seconds (decision 21).
 Back-off: a lost server is tried again after at most 2 s, so that a restart costs seconds and not the default's two minutes.
 """
 
@@ -19,7 +19,7 @@ KEEPALIVE_TIME_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 MIN_PING_INTERVAL_MS = 10_000  # the fastest ping a client of ours, or anybody's, may send
 MAX_RECONNECT_BACKOFF_MS = 2_000
-MAX_PENDING_CALLS, MOST_PENDING_CALLS = 512, 640  # that a busy process has not looked at yet: beyond, ever more are cancelled, then all
+MAX_PENDING_CALLS, MOST_PENDING_CALLS = 4096, 5120  # that a busy process has not looked at yet: beyond, ever more are cancelled, then all
 
 Options = list[tuple[str, int]]
 
