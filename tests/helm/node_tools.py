@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.helm.objects import Object
+from tests.helm.programs import CHART
 from tests.tools import ROOT, missing, require_tool
 
 HERE = Path(__file__).parent / "node"
@@ -45,3 +46,13 @@ def custom_problems(objects: Sequence[Object]) -> list[list[str]]:
     done = subprocess.run([node(), str(HERE / "check.js")], input=lines, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def write_table(readme: Path) -> None:
+    """The section "Parameters" of `readme`, from the comments in values.yaml; AssertionError names a value without a comment."""
+    script = HERE / "node_modules/@bitnami/readme-generator-for-helm/bin/index.js"
+    values = CHART / "values.yaml"
+    done = subprocess.run(
+        [node(), str(script), "--values", str(values), "--readme", str(readme)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "ERROR" not in done.stdout, done.stdout + done.stderr

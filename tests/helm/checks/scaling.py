@@ -84,7 +84,7 @@ def _external_problems(render: Render, scaler: Object, metadata: dict[str, Any])
         found.append(f"pool {kind}, poolName {pool} is not {target}")
     found += [f"the threshold {name} belongs to no {kind}" for name in _thresholds(metadata) - THRESHOLDS.get(str(kind), set())]
     for entry in (entry for pod in render.of("orchestrator") for entry in _entries(pod.env, str(kind))):
-        if pool == "default" or entry.startswith(f"{pool}="):
+        if (entry.partition("=")[0] if "=" in entry else "default") == pool:
             break
     else:
         found.append(f"no orchestrator knows a pool of {kind}s called {pool}")
