@@ -59,6 +59,7 @@ check: env ## all gates: format, lint, types, walls, protos
 	$(BIN)/python tools/audit.py
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python tools/protos.py --check
+	$(BIN)/python tools/chart_settings.py --check
 
 audit: env ## the lock against pyproject.toml and .venv, then against known vulnerabilities (pip-audit, asks the network)
 	@$(BIN)/python tools/audit.py --vulnerabilities
