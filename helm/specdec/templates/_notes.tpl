@@ -33,6 +33,9 @@
 {{-     if and (gt $gpus 0) (not $values.image) -}}
 {{-       $told = append $told (printf "%s asks for a GPU and runs the default image, whose torch may know no GPU: set %s.image" $name $component) -}}
 {{-     end -}}
+{{-     if eq $values.autoscaling.type "hpa" -}}
+{{-       $told = append $told (printf "%s scales by the external metric %s, which an adapter of Prometheus has to serve" $name $values.autoscaling.hpa.metricName) -}}
+{{-     end -}}
 {{-     if gt $gpus 1 -}}
 {{-       $told = append $told (printf "%s asks for %d GPUs a replica; a process computes on one" $name $gpus) -}}
 {{-     end -}}

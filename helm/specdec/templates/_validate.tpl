@@ -157,6 +157,16 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{-     include "specdec.problem" (list $found (printf "%s.extraEnv: leave out %s, which the chart sets" $key .name)) -}}
 {{-   end -}}
 {{- end -}}
+{{- range $values.extraVolumes -}}
+{{-   if has .name (list "tmp" "model" "shm" "front" "internal" "auth") -}}
+{{-     include "specdec.problem" (list $found (printf "%s.extraVolumes: call %s something else, the chart has a volume of that name" $key .name)) -}}
+{{-   end -}}
+{{- end -}}
+{{- range concat ($values.initContainers | default list) ($values.extraContainers | default list) -}}
+{{-   if has .name (list $.component "download") -}}
+{{-     include "specdec.problem" (list $found (printf "%s.extraContainers, initContainers: call %s something else, the chart has a container of that name" $key .name)) -}}
+{{-   end -}}
+{{- end -}}
 {{- range $label := keys $values.podLabels -}}
 {{-   if has $label (concat (include "specdec.ownLabels" $.root | fromJsonArray) (keys $.root.Values.commonLabels)) -}}
 {{-     include "specdec.problem" (list $found (printf "%s.podLabels: leave out %s, which the chart sets" $key $label)) -}}
