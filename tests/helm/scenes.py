@@ -33,6 +33,7 @@ PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name
 KEDA = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
 CLIENTS = {"podSelector": {"matchLabels": {"calls": "specdec"}}}
 CLOSED = {"enabled": True, "clients": [CLIENTS], "metrics": [PROMETHEUS], "scaler": [KEDA], "egress": {"restrict": True}}
+SPANS = {"otlpEndpoint": "http://collector.observability:4317"}
 POOLS = {
     "target": {
         "pools": {
@@ -59,9 +60,14 @@ _OWN: dict[str, Scene] = {
     "from zero": Scene({"target": keda("external", minReplicas=0)}),
     "scaled orchestrator": Scene({"orchestrator": {"autoscaling": {"type": "keda"}}}),
     "watched endpoints": Scene({"discovery": {"type": "kubernetes"}}),
-    "closed": Scene({"networkPolicy": CLOSED, "target": keda("external")}),
-    "closed and watched": Scene({"networkPolicy": CLOSED, "discovery": {"type": "kubernetes"}}),
-    "monitored": Scene({"podMonitor": {"enabled": "on"}, "telemetry": {"otlpEndpoint": "http://collector.observability:4317"}}),
+    "closed": Scene({**MOUNTED, "networkPolicy": CLOSED, "target": MOUNTED["target"] | keda("external")}),
+    "closed and watched": Scene({**MOUNTED, "networkPolicy": CLOSED, "discovery": {"type": "kubernetes"}, "telemetry": SPANS}),
+    "closed with a hub": Scene({"networkPolicy": CLOSED}),
+    "watched elsewhere": Scene(
+        {"networkPolicy": CLOSED, "discovery": {"extraTargets": ["default=kubernetes://elsewhere/targets:grpc"]}},
+        waived=("there is no Service targets",),
+    ),
+    "monitored": Scene({"podMonitor": {"enabled": "on"}, "telemetry": SPANS}),
     "mounted models": Scene(MOUNTED),
     "one model of the node": Scene(
         {"target": {"model": {"source": "hostPath", "hostPath": {"path": "/models/target"}}}}, waived=("model is a hostPath",)
@@ -80,6 +86,7 @@ _OWN: dict[str, Scene] = {
             },
         }
     ),
+    "tokens behind a gateway": Scene({"auth": {"existingSecret": "tokens", "allowInsecure": True}}),
     "certificates": Scene(
         {
             "tls": {

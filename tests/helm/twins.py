@@ -189,7 +189,9 @@ TWINS = [
     Twin("resources", D, "needs requests", in_main("draft", lambda c: c["resources"].pop("limits"))),
     Twin("resources", D, "asks for more memory", in_main("draft", lambda c: c["resources"]["requests"].update(memory="1Ti"))),
     Twin("resources", "one gpu", "differs between", in_main("draft", lambda c: c["resources"]["requests"].update({"nvidia.com/gpu": 2}))),
-    Twin("shared_memory", "pools", "is not a volume in memory", lambda r: volume("target", "/dev/shm", "large")(r)["emptyDir"].pop("medium")),
+    Twin(
+        "shared_memory", "pools", "is not a volume in memory", lambda r: volume("target", "/dev/shm", "large")(r)["emptyDir"].pop("medium")
+    ),
     Twin(
         "shared_memory", "pools", "more than half", lambda r: volume("target", "/dev/shm", "large")(r)["emptyDir"].update(sizeLimit="5Gi")
     ),

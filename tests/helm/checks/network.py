@@ -16,6 +16,7 @@ from tests.helm.objects import COMPONENTS, Object, Pod, Render
 from tests.helm.programs import NAMESPACE
 
 API_SERVERS = (("10.96.0.1", 443), ("172.18.0.2", 6443))
+POD_IP = "10.244.0.9"  # of every pod: they live in private ranges
 ANYWHERE_PORTS = (22, 80, 443, 6443, 8080)
 
 
@@ -68,6 +69,8 @@ def _needed(render: Render, parties: dict[str, Party]) -> Iterator[Flow]:
             host = endpoint[1].split(".")
             collector = Party("the collector of spans", {}, host[1] if len(host) > 1 else NAMESPACE)
             yield me, collector, int(endpoint[2]), "TCP"
+        if _downloads(pod):
+            yield me, WORLD, 443, "TCP"
     for pod in render.of("orchestrator"):
         me = parties[pod.name]
         for other in (*render.of("target"), *render.of("draft")):
@@ -85,20 +88,28 @@ def _unwanted(render: Render, parties: dict[str, Party]) -> Iterator[Flow]:
     for pod in models:
         me = parties[pod.name]
         yield from ((source, me, pod.ports["grpc"], "TCP") for source in strangers)
-        yield from ((me, server, port, "TCP") for server, (_, port) in zip(API, API_SERVERS, strict=True))
+        servers = zip(API, API_SERVERS, strict=True)
+        yield from ((me, server, port, "TCP") for server, (_, port) in servers if not (_downloads(pod) and port == 443))
     for pod in render.services:
         me = parties[pod.name]
         yield from (
             (source, me, port, "TCP") for source in (*strangers, *orchestrators) for port in (pod.ports.get("health", 0), 9) if port
         )
         yield from ((source, me, pod.ports["metrics"], "TCP") for source in (WORLD, *orchestrators) if "metrics" in pod.ports)
-        yield from ((me, WORLD, port, "TCP") for port in ANYWHERE_PORTS)
-        yield from ((me, OUTSIDER, port, "TCP") for port in ANYWHERE_PORTS)
+        allowed = (443 if _downloads(pod) else 0, *(port for _, port in API_SERVERS if _asks_the_api(pod)))
+        yield from ((me, WORLD, port, "TCP") for port in ANYWHERE_PORTS if port not in allowed)
+        yield from ((me, OUTSIDER, port, "TCP") for port in ANYWHERE_PORTS if not _asks_the_api(pod))
     for pod in render.of("orchestrator"):
         if "scaler" in pod.ports:
             yield from ((source, parties[pod.name], pod.ports["scaler"], "TCP") for source in strangers)
         if not _asks_the_api(pod):
-            yield from ((parties[pod.name], server, port, "TCP") for server, (_, port) in zip(API, API_SERVERS, strict=True))
+            servers = zip(API, API_SERVERS, strict=True)
+            me = parties[pod.name]
+            yield from ((me, server, port, "TCP") for server, (_, port) in servers if not (_downloads(pod) and port == 443))
+
+
+def _downloads(pod: Pod) -> bool:
+    return any(container["name"] == "download" for container in pod.spec.get("initContainers", []))
 
 
 def _asks_the_api(pod: Pod) -> bool:
@@ -132,10 +143,8 @@ def _any_peer(peers: list[Object] | None, party: Party) -> bool:
 
 def _is_peer(peer: Object, party: Party) -> bool:
     if "ipBlock" in peer:
-        if not party.ip:
-            return ipaddress.ip_network(peer["ipBlock"]["cidr"]).prefixlen == 0  # as wide as everything, so a pod's address too
-        inside = [ipaddress.ip_address(party.ip) in ipaddress.ip_network(block) for block in peer["ipBlock"].get("except", [])]
-        return ipaddress.ip_address(party.ip) in ipaddress.ip_network(peer["ipBlock"]["cidr"]) and not any(inside)
+        block, ip = peer["ipBlock"], ipaddress.ip_address(party.ip or POD_IP)
+        return ip in ipaddress.ip_network(block["cidr"]) and not any(ip in ipaddress.ip_network(but) for but in block.get("except", []))
     if party.ip:
         return False
     if "namespaceSelector" in peer:
