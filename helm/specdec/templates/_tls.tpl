@@ -32,9 +32,6 @@ does a renewed certificate reach a running container.
 {{/* Whom the pools serve, comma separated; nothing = any certificate of the authorities. Takes the root. */}}
 {{- define "specdec.poolsAllowedIdentities" -}}
 {{- $internal := .Values.tls.internal -}}
-{{- if $internal.allowedIdentities -}}
-{{- join "," $internal.allowedIdentities -}}
-{{- else if not $internal.orchestratorSecret -}}
-{{- include "specdec.orchestratorIdentity" . -}}
-{{- end -}}
+{{- $own := ternary list (list (include "specdec.orchestratorIdentity" .)) (not (empty $internal.orchestratorSecret)) -}}
+{{- concat $own $internal.allowedIdentities | uniq | join "," -}}
 {{- end -}}
