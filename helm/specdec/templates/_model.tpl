@@ -74,8 +74,9 @@ Takes dict "root" $ "component" c "values" v "model" m.
     - {{ . | quote }}
     {{- end }}
   env:
+    {{- /* Beside the files: whatever the client keeps is bounded by that volume, not by /tmp. */}}
     - name: HF_HOME
-      value: /tmp/huggingface
+      value: {{ include "specdec.modelFolder" . }}/.cache
     - name: HF_HUB_DISABLE_TELEMETRY
       value: "1"
     {{- with .model.hf.endpoint }}
