@@ -38,7 +38,7 @@ def test_by_default_anybody_calls_and_nobody_does_more() -> None:
     assert all(net.passes(SCRAPER, component, 9464) for component in ("orchestrator", "target", "draft"))
     assert not any(net.passes(SCRAPER, "orchestrator", port) for port in (50050, 50054))
     assert net.passes(OPERATOR, "orchestrator", 50054) and not net.passes(OUTSIDER, "orchestrator", 50054)
-    assert net.passes("orchestrator", "orchestrator", 50054) and net.passes("orchestrator", "orchestrator", 50051) is not False
+    assert net.passes("orchestrator", "orchestrator", 50054) and not net.passes("orchestrator", "orchestrator", 50051)
     assert net.passes("test", "orchestrator", 50050) and not net.passes(NEIGHBOUR, "orchestrator", 50050)
     assert not net.passes("target", "draft", 50053) and not net.passes("draft", "target", 50052)
 
@@ -114,7 +114,7 @@ def test_what_is_added_and_what_is_lifted() -> None:
 def test_an_empty_list_that_would_mean_everybody_is_refused(key: str) -> None:
     for version in (HELM_3, HELM_4):
         done = template({"networkPolicy": {"egress": {key: []}}}, version=version)
-        assert done.returncode != 0 and key in done.stderr and "minItems" in done.stderr
+        assert done.returncode != 0 and f"networkPolicy.egress.{key}" in done.stderr.replace("/", ".")
 
 
 def certificates(found: Render) -> dict[str, Object]:
