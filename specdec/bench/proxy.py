@@ -22,12 +22,12 @@ MAX_CHUNKS = 4096  # on the wire, each way; then the sender is held, as by a ful
 
 
 class Proxy:
-    """Serves from `start` until `close`. `delay_s` is one way."""
+    """Serves from `start` until `close`. `delay_s` is one way; `port` 0 = any free one."""
 
-    def __init__(self, to: str, delay_s: float) -> None:
-        host, _, port = to.rpartition(":")
-        self._to, self._delay_s = (host, int(port)), delay_s
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, to: str, delay_s: float, port: int = 0) -> None:
+        host, _, to_port = to.rpartition(":")
+        self._to, self._delay_s = (host, int(to_port)), delay_s
+        self._listener = socket.create_server(("127.0.0.1", port))
         self._open: set[socket.socket] = set()
         self._closed = False
 
