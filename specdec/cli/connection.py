@@ -27,7 +27,7 @@ FLAGS = {
 
 def add_arguments(parser: argparse.ArgumentParser, endpoint_help: str = "the orchestrator", required: bool = True) -> None:
     group = parser.add_argument_group("connection")
-    group.add_argument("--endpoint", required=required, metavar="HOST:PORT", help=endpoint_help)
+    group.add_argument("--endpoint", required=required, metavar="HOST:PORT[,…]", help=f"{endpoint_help}; of several the next takes over")
     add_credentials(group)
 
 
@@ -49,11 +49,16 @@ def credentials_of(arguments: argparse.Namespace) -> Credentials:
 
 @contextlib.asynccontextmanager
 async def connected(endpoint: str, arguments: argparse.Namespace) -> AsyncIterator[Any]:
-    """A client with an open connection. Raises InvalidRequest and Unavailable."""
-    from specdec.client import Client
+    """A client with an open connection: of one orchestrator, or of several as FailoverClient uses them. Raises InvalidRequest and
+    Unavailable."""
+    from specdec.client import client_of
 
-    if not endpoint.rpartition(":")[2].isdecimal():
-        raise InvalidRequest("--endpoint", f"must be host:port, e.g. 127.0.0.1:50051, got {endpoint!r}")
-    async with Client(endpoint, credentials_of(arguments)) as client:
+    try:
+        made = client_of(endpoint, credentials_of(arguments))
+    except InvalidRequest as error:
+        if error.field != "endpoint":
+            raise
+        raise InvalidRequest("--endpoint", error.remedy) from None
+    async with made as client:
         await client.wait_ready(CONNECT_S)
         yield client

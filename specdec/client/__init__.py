@@ -11,6 +11,8 @@
     async with FailoverClient(["10.0.0.1:50051", "10.0.0.2:50051"]) as client:  # an answer that breaks off goes on exactly
         print((await client.complete("Once upon a time", SamplingParams(max_tokens=64))).text)
 
+`client_of("a:1,b:2")` and `SyncClient("a:1,b:2")` take one endpoint or several.
+
 A prompt is text, token ids, or a chat: a list of {"role", "content"}. Everything else a request may carry is a keyword, see `Options`;
 where the service speaks TLS or asks for a token, `Client(endpoint, Credentials(…))` says what to show;
 the parameters that shape the decisions are in `specdec.terms.SamplingParams`. Failures are raised as specdec.errors. Abandoning the
@@ -29,10 +31,11 @@ from specdec.client.answers import (
     Usage,
     event_from_wire,
 )
-from specdec.client.calls import GENERATE_TIMEOUT_S, UNARY_TIMEOUT_S, Client, SyncClient
+from specdec.client.calls import GENERATE_TIMEOUT_S, UNARY_TIMEOUT_S, Client
 from specdec.client.credentials import Credentials
-from specdec.client.failover import FailoverClient
+from specdec.client.failover import FailoverClient, client_of
 from specdec.client.requests import CallOptions, Options, Prompt, generate_request
+from specdec.client.sync import SyncClient
 
 __all__ = [
     "CallOptions",
@@ -53,6 +56,7 @@ __all__ = [
     "SyncClient",
     "UNARY_TIMEOUT_S",
     "Usage",
+    "client_of",
     "event_from_wire",
     "generate_request",
 ]

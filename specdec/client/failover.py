@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from specdec.client.answers import Event
 from specdec.client.calls import GENERATE_TIMEOUT_S, Client
+from specdec.client.credentials import OPEN, Credentials
 from specdec.client.requests import Options, Prompt
 from specdec.client.resuming import Resuming
 from specdec.errors import InvalidRequest, Overloaded, Unavailable
@@ -24,8 +25,9 @@ class FailoverClient(Client):
             answer = await client.complete("Once upon a time", SamplingParams(max_tokens=64))
 
     An orchestrator that is gone, stops, or has no target left is left for the next; no token is repeated or missing. Events are those of
-    one answer: one Started, one Finished, whose usage counts all tokens and whose statistics are those of the last part. With several
-    answers those that are unfinished go on one after the other. A connection that is silent for 40 s (keepalive) counts as gone.
+    one answer: one Started, one Finished, whose usage counts all tokens and whose statistics are sums over all parts (legs.py says what a
+    part that broke off cannot tell). With several answers those that are unfinished go on one after the other. A connection that is
+    silent for 40 s (keepalive) counts as gone.
 
     `retry_s`: for so long without any news all endpoints are tried again and again; then the last error is raised, Unavailable or
     Overloaded. `connect` makes the client of one endpoint.
@@ -116,3 +118,14 @@ class _Tries:
         if isinstance(error, Overloaded):
             pause_s = max(pause_s, error.retry_after_ms / 1000)
         return pause_s if now_s + pause_s < self._since_s + self._retry_s else None
+
+
+def client_of(endpoints: str, credentials: Credentials = OPEN) -> Client:
+    """The client of `host:port`, or of several with commas between them. Raises InvalidRequest."""
+    names = [name.strip() for name in endpoints.split(",")]
+    for name in names:
+        if not name.rpartition(":")[2].isdecimal() or not name.rpartition(":")[0]:
+            raise InvalidRequest("endpoint", f"must be host:port, or several with commas between them, got {endpoints!r}")
+    if len(names) == 1:
+        return Client(names[0], credentials)
+    return FailoverClient(names, connect=lambda name: Client(name, credentials))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specdec.client.answers import Delta, Event, Finished, Started
+from specdec.client.legs import Leg, summed
 from specdec.client.requests import Options
 from specdec.seeds import answer_seed
 from specdec.terms import SamplingParams
@@ -21,19 +22,23 @@ class _Answer:
         self.index, self.ids = index, list(resumed)
         self.started = self.finished = self.prompt_told = False
         self.let_go: Delta | None = None  # text without tokens, which breaking off may have let go of
+        self.legs: list[Leg] = []  # that broke off, and the one that runs
 
     def take(self, event: Event) -> list[Event]:
         event = replace(event, index=self.index)
         if isinstance(event, Started):
             self.let_go = None  # it goes on: the text is held back again
+            self.legs.append(Leg())
             news, self.started = [] if self.started else [event], True
             return list(news)
         held = [] if self.let_go is None else [self.let_go]
         self.let_go = None
         if isinstance(event, Finished):
             self.finished = True
+            event = summed(event, self.legs[:-1])
         elif event.token_ids or event.prompt_logprobs:
             self.ids += event.token_ids
+            self.legs[-1].take(event.origins)
             self.prompt_told |= bool(event.prompt_logprobs)
         else:
             self.let_go = event

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,18 +22,21 @@ from orchestrator.detokenise import DecoderPlan, IncrementalDecoder
 from orchestrator.output import Ended, GenerationStats, TokensDecided
 from orchestrator.stops import StopMatcher
 from specdec import terms
-from specdec.client import Client, Completion, Delta, Event, FailoverClient, Finished, Started
+from specdec.client import Client, Completion, Delta, Event, FailoverClient, Finished, Started, SyncClient, Usage, client_of
 from specdec.client import failover as failover_module
 from specdec.client import resuming as resuming_module
+from specdec.client.legs import Leg
 from specdec.client.resuming import Resuming
 from specdec.errors import InvalidRequest, Overloaded, SpecdecError, Unavailable
 from specdec.seeds import answer_seed
-from specdec.terms import FinishReason, SamplingParams
+from specdec.terms import FinishReason, Origin, SamplingParams
 from tests.unit.orchestrator.scripted_pools import answer_of
 from tests.unit.orchestrator.tokenizers_here import byte_level
 
 pytestmark = pytest.mark.timeout(30)
 PLAN = DecoderPlan(byte_level())
+PLAIN, ACCEPTED, CORRECTED, BONUS = Origin.PLAIN, Origin.ACCEPTED, Origin.CORRECTED, Origin.BONUS
+ROUNDS = (PLAIN, ACCEPTED, ACCEPTED, CORRECTED, ACCEPTED, BONUS, CORRECTED)  # by the place in the output, again and again
 PROMPT = [1, 2, 3]
 
 
@@ -73,6 +77,7 @@ class _Scripted(Client):
         for index in range(n):
             resumed = list(options.get("output_token_ids") or ())
             stream = AnswerStream(IncrementalDecoder(PLAN), StopMatcher(service.stop), prompt_tokens=len(prompt), resumed=resumed)
+            leg = Leg()
             ids = answer_of([*prompt, *resumed], sampling.max_tokens - len(resumed), answer_seed(seed, index))
             while ids and stream.stopped is None:
                 count = draw.randint(1, 4) if left is None else min(left, draw.randint(1, 4))
@@ -84,7 +89,10 @@ class _Scripted(Client):
                     left -= min(count, len(ids))
                 piece, ids = ids[:count], ids[count:]
                 entries = tuple(terms.TokenLogprobs(-float(token)) for token in piece)
-                told = stream.tokens(TokensDecided(tuple(piece), entries, (terms.Origin.PLAIN,) * len(piece)))
+                place = sampling.max_tokens - len(ids) - len(piece)
+                origins = tuple(ROUNDS[(place + i) % len(ROUNDS)] for i in range(len(piece)))
+                leg.take(origins)
+                told = stream.tokens(TokensDecided(tuple(piece), entries, origins))
                 asked = sampling.prompt_logprobs is not None and not index and stream.delivered == len(piece)
                 prompt_logprobs = (terms.TokenLogprobs(-1.0),) if asked else ()
                 yield Delta(told.token_ids, told.text, told.logprobs, told.origins, index, prompt_logprobs)
@@ -93,7 +101,11 @@ class _Scripted(Client):
             )
             if last.text:
                 yield Delta(text=last.text, index=index)
-            yield Finished(end.reason, end.stop_reason, end.usage, None, None, index)  # type: ignore[arg-type]
+            leg.end()
+            stats = leg.stats()
+            accepted = stats.num_accepted_draft_tokens
+            usage = Usage(len(prompt), end.usage.completion_tokens, accepted, stats.num_draft_tokens - accepted)
+            yield Finished(end.reason, end.stop_reason, usage, stats, None, index)  # type: ignore[arg-type]
 
 
 async def ask(service: Service, count: int = 40, endpoints: int = 2, **options: Any) -> tuple[Completion, ...]:
@@ -108,6 +120,22 @@ def same(one: Completion, other: Completion) -> None:
     assert one.started.seed == other.started.seed
 
 
+def agrees(answer: Completion) -> None:
+    """The glossary's sums, over all legs. What was decided behind a stop was not told, so only the last leg knows of it."""
+    count, stats, usage = Counter(answer.origins), answer.finished.speculative, answer.finished.usage
+    behind = stats.num_accepted_draft_tokens - count[ACCEPTED]
+    assert behind >= 0 and (not behind or answer.finished.finish_reason is FinishReason.STOP)
+    if not behind and answer.finished.finish_reason is not FinishReason.STOP:
+        assert stats.num_spec_tokens == count[ACCEPTED] + count[CORRECTED] + count[BONUS]
+        assert stats.num_draft_tokens == count[ACCEPTED] + count[CORRECTED]
+        assert stats.num_rounds == stats.num_spec_steps + count[PLAIN]
+    histogram = stats.acceptance_histogram
+    assert sum(histogram) == stats.num_spec_steps
+    assert sum(j * rounds for j, rounds in enumerate(histogram)) == stats.num_accepted_draft_tokens
+    assert usage.accepted_prediction_tokens == stats.num_accepted_draft_tokens
+    assert usage.accepted_prediction_tokens + usage.rejected_prediction_tokens == stats.num_draft_tokens
+
+
 @given(st.lists(st.integers(0, 25), max_size=6), st.booleans(), st.integers(0, 36), st.sampled_from([None, 5]), st.integers(1, 3))
 def test_F88_an_answer_in_pieces_is_the_answer(breaks: list[int], flushes: bool, at: int, seed: int | None, n: int) -> None:
     async def run() -> None:
@@ -117,6 +145,7 @@ def test_F88_an_answer_in_pieces_is_the_answer(breaks: list[int], flushes: bool,
         service = Service(breaks=[*breaks], flushes=flushes, stop=stop)
         for mine, want in zip(await ask(service, seed=seed, n=n), whole, strict=True):
             same(mine, want)
+            agrees(mine)
 
     asyncio.run(_without_pauses(run()))
 
@@ -200,3 +229,22 @@ def test_endpoints_are_a_list() -> None:
     for wrong in ("a:1", []):
         with pytest.raises(InvalidRequest, match="endpoints"):
             FailoverClient(wrong)
+
+
+async def test_the_figures_of_two_legs_are_sums() -> None:
+    """Five tokens, then three: of the first leg only the tokens' origins are known."""
+    (answer,) = await ask(Service(breaks=[5]), count=8)
+    stats = answer.finished.speculative
+    assert answer.origins == (PLAIN, ACCEPTED, ACCEPTED, CORRECTED, ACCEPTED, BONUS, CORRECTED, PLAIN)
+    assert stats.acceptance_histogram == (2, 1, 1) and (stats.num_rounds, stats.num_spec_steps) == (6, 4)
+    assert (stats.num_accepted_draft_tokens, stats.num_draft_tokens, stats.num_spec_tokens) == (3, 5, 6)
+    assert stats.mean_acceptance_length == 1 + 3 / 4 and stats.draft_acceptance_rate == 3 / 5
+
+
+def test_one_endpoint_or_several() -> None:
+    assert type(client_of("a:1")) is Client
+    several = client_of("a:1, b:2")
+    assert isinstance(several, FailoverClient) and [client.endpoint for client in several._clients] == ["a:1", "b:2"]
+    for wrong in ("", "a", "a:", ":1", "a:1,", "a:1,,b:2", "a:1;b:2x"):
+        with pytest.raises(InvalidRequest, match="endpoint"):
+            SyncClient(wrong)
