@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from specdec.cli import advise, bench, bench_step, demo, down, generate, ids_to_text, text_to_ids, up
+from specdec.cli import advise, bench, bench_step, demo, down, generate, ids_to_text, text_to_ids, top, up
 from specdec.errors import SpecdecError
 from specdec.runtime.extras import explained
 
 GROUPS: dict[str, dict[str, ModuleType]] = {
     "run": {"demo": demo, "up": up, "down": down},
     "use": {"generate": generate, "tokenize": text_to_ids, "detokenize": ids_to_text},
-    "measure": {"bench": bench, "advise": advise, "bench-step": bench_step},
+    "measure": {"top": top, "bench": bench, "advise": advise, "bench-step": bench_step},
 }
 
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import signal
 import subprocess
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from specdec.cli.main import main
 from specdec.client import Client, Completion
 from specdec.runtime.metrics import METRICS
 from specdec.terms import Origin, SamplingParams
@@ -195,6 +197,20 @@ def test_promtool_has_nothing_to_say(loaded: tuple[list[Completion], Samples, di
         own = "\n".join(line for line in text.splitlines() if "vllm:" not in line) + "\n"  # their names have a colon, as the aliases must
         checked = subprocess.run([promtool, "check", "metrics"], input=own, capture_output=True, text=True, timeout=20)
         assert checked.returncode == 0, (role, checked.stdout, checked.stderr)
+
+
+def test_top_shows_it(questioned: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two looks with answers between them."""
+    ports = ",".join(f"{p.host}:{p.metrics_port}" for p in (*questioned.orchestrators, *questioned.targets, *questioned.drafts))
+    asking = threading.Thread(target=lambda: asyncio.run(load(questioned.endpoint)))
+    asking.start()
+    assert main(["top", "--once", "--interval", "0.6", "--metrics", ports]) == 0
+    asking.join()
+    out = capsys.readouterr().out
+    print(out)
+    for word in ("orchestrator", "target", "draft", "ANSWERS", "SPECULATION", "KEPT BY SLOT", "  on  "):
+        assert word in out, out
+    assert max(map(len, out.splitlines())) <= 80 and "away" not in out
 
 
 def test_f177_a_silent_collector_delays_no_exit(questioned: Stack, tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""`specdec top`: what a running system does at this moment, from the metrics ports of its processes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdec.bench.scrape import Samples, scrape
+from specdec.cli.state import PROCESSES
+from specdec.cli.top_view import Look, Table, plain, tables
+from specdec.errors import InvalidRequest, Unavailable
+from specdec.runtime.extras import need
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+HELP = "a live view of a running system, from its metrics ports"
+DESCRIPTION = """\
+Shows answers in progress, tokens per second, what is kept of the proposals by slot, where blocks come from, batches, KV room, replicas and
+everything that fell back to something slower. The processes are those of `specdec up --state DIR`, or the metrics ports given by name
+(SPECDEC_METRICS_PORT of each service). Rates are those of the last interval. Ctrl-C ends it. The live view needs the extra `tools`;
+--once, and an output that is no terminal, do not."""
+MAX_PORTS = 256
+HOST = "127.0.0.1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--state", type=Path, metavar="DIR", help="the folder given to `up`")
+    where.add_argument("--metrics", metavar="HOST:PORT,…", help="metrics ports of the processes")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="time between two looks (default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="print one plain table after one interval, and end")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not 0.1 <= arguments.interval <= 60:
+        raise InvalidRequest("--interval", "must be 0.1 to 60 seconds")
+    before = _look(arguments)
+    if all(samples is None for samples in before.samples.values()):
+        raise Unavailable(f"nobody answers at {', '.join(before.samples)}; are these metrics ports, and is the system up?")
+    if arguments.once:
+        time.sleep(arguments.interval)
+        print(plain(tables(before, _look(arguments))), end="")
+        return 0
+    if sys.stdout.isatty():
+        need("tools")
+        return _live(arguments, before)
+    while True:
+        time.sleep(arguments.interval)
+        after = _look(arguments)
+        print(plain(tables(before, after)), flush=True)
+        before = after
+
+
+def addresses(arguments: argparse.Namespace) -> list[str]:
+    """Read anew for each look: a process that is started again has another port."""
+    if arguments.metrics is not None:
+        found = [entry.strip() for entry in arguments.metrics.split(",") if entry.strip()]
+        for entry in found:
+            host, _, port = entry.rpartition(":")
+            if not host or not port.isdecimal():
+                raise InvalidRequest("--metrics", f"{entry!r}: must be HOST:PORT, several with commas between")
+    else:
+        try:
+            entries = json.loads((arguments.state / PROCESSES).read_text())
+            found = [f"{HOST}:{int(entry['metrics_port'])}" for entry in entries if int(entry["metrics_port"]) > 0]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Unavailable(f"nothing runs from {arguments.state} ({PROCESSES} cannot be read: {error})") from error
+    if not 0 < len(found) <= MAX_PORTS:
+        raise InvalidRequest(
+            "--metrics", f"{len(found)} metrics ports; 1 to {MAX_PORTS} are looked at (SPECDEC_METRICS_PORT, 0 = any free one)"
+        )
+    return list(dict.fromkeys(found))
+
+
+def _look(arguments: argparse.Namespace) -> Look:
+    return asyncio.run(look(addresses(arguments)))
+
+
+async def look(where: Sequence[str]) -> Look:
+    async def one(address: str) -> Samples | None:
+        try:
+            return await scrape(address)
+        except Unavailable:
+            return None
+
+    found = await asyncio.gather(*map(one, where))
+    return Look(time.monotonic(), dict(zip(where, found, strict=True)))
+
+
+def _live(arguments: argparse.Namespace, before: Look) -> int:
+    """On the terminal's other screen, so that the one before is there again whatever ends this."""
+    from rich.live import Live
+
+    with Live(_group(tables(before, before)), screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(arguments.interval)
+            after = _look(arguments)
+            live.update(_group(tables(before, after)), refresh=True)
+            before = after
+
+
+def _group(found: Sequence[Table]) -> Group:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    width, parts = shutil.get_terminal_size().columns, []
+    for table in found:
+        drawn = Drawn(title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1), width=min(width, 100))
+        for column in table.columns:
+            drawn.add_column(column, no_wrap=True, overflow="ellipsis")
+        for row in table.rows:
+            drawn.add_row(*(Text(cell, style="bold red" if cell in ("OFF", "NO", "away", "partly") else "") for cell in row))
+        parts.append(drawn if table.rows else Text(f"{table.title}: none", style="dim"))
+    return Group(*parts)
