@@ -1,8 +1,7 @@
-"""tools/chart_settings.py: the settings' dataclasses, the chart's schema and the variables of its pods say the same."""
+"""tools/chart_settings.py: the settings' dataclasses and the chart's schema say the same."""
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
 import re
@@ -13,12 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from specdec.runtime import names
-from specdec.runtime.settings import PREFIX, CommonSettings, load, setting
-from tests.helm.objects import render
-from tests.helm.programs import CHART, HELM_3, HELM_4
+from specdec.runtime.settings import CommonSettings, setting
+from tests.helm.programs import CHART
 from tools import chart_settings
-from tools.chart_settings import COMPONENTS, DECIDED, config_key, config_schema, laid_out
+from tools.chart_settings import DECIDED, config_schema, laid_out
 
 pytestmark = [pytest.mark.chart, pytest.mark.timeout(60)]
 
@@ -84,35 +81,3 @@ def test_long_json_is_broken_and_means_the_same() -> None:
     text = laid_out(value)
     assert json.loads(text) == value and laid_out(json.loads(text)) == text
     assert max(map(len, text.splitlines())) <= chart_settings.LINE
-
-
-def _example(schema: dict[str, Any]) -> Any:
-    """A legal value: the largest, the last of a choice."""
-    if schema["type"] == "array":
-        return [_example(schema["items"])] * 2
-    if "enum" in schema:
-        return schema["enum"][-1]
-    number = schema.get("maximum", 1 << 22)
-    return {"integer": number, "number": 0.015 if number <= 1 else number, "boolean": False, "string": "a=1"}[schema["type"]]
-
-
-def _every_setting() -> dict[str, Any]:
-    told = {part: {key: _example(schema) for key, schema in config_schema(of)["properties"].items()} for part, of in COMPONENTS.items()}
-    told["orchestrator"]["draftSampleMethod"] = "probabilistic"  # the one that its rejectionSampleMethod takes
-    return {part: {"config": config} for part, config in told.items()}
-
-
-@pytest.mark.parametrize("version", [HELM_3, HELM_4])
-def test_every_setting_is_reachable_and_arrives_as_it_was_written(version: str) -> None:
-    values = _every_setting()
-    for pod in render(values, version=version).services:
-        told = {name.removeprefix(PREFIX): value for name, value in pod.env.items() if name.startswith(PREFIX)}
-        wanted = names.SETTINGS[pod.component] - set(DECIDED)
-        assert wanted <= set(told), pod.name
-        settings = load(COMPONENTS[pod.component], pod.env)
-        for field in dataclasses.fields(settings):
-            if field.name.upper() in wanted:
-                value = getattr(settings, field.name)
-                given = values[pod.component]["config"][config_key(field.name)]
-                plain = value.value if isinstance(value, enum.Enum) else list(value) if isinstance(value, tuple) else value
-                assert plain == given, f"{pod.name}: {field.name}"

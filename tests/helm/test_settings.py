@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +16,6 @@ from tests.helm.drawing import resolved, schema
 from tests.helm.objects import Pod, render
 from tests.helm.programs import Values
 from tests.helm.scenes import SCENES, scene
-from tests.tools import ROOT
 
 NOT_IN_A_POD = {"PARENT_PIPE", "DIE_WITH_PARENT"}
 # What only fits together with others, at either end of its range.
@@ -84,10 +80,3 @@ def test_every_setting_can_be_reached() -> None:
         by_config = {setting_of(component, key).upper() for key in config_schema(component)}
         by_chart = {name.removeprefix(PREFIX) for pod in pods if pod.component == component for name in pod.env}
         assert known - by_config - by_chart == NOT_IN_A_POD, component
-
-
-def test_the_schema_is_that_of_the_settings() -> None:
-    done = subprocess.run(
-        [sys.executable, str(Path(ROOT) / "tools" / "chart_settings.py"), "--check"], capture_output=True, text=True, cwd=ROOT, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
