@@ -15,6 +15,7 @@ NONE = "–"
 MAX_POSITIONS = 10  # slots of a block that fit on a line
 OUTCOMES = ("hit", "late", "ngram", "forced", "miss")
 STATES = ("up", "ejected", "down")
+ORDINARY = frozenset({"prefill", "tail"})  # rounds that can have no block
 FALLBACKS = {  # counter -> what it is called here
     "specdec_draftless_rounds_total": "round without block",
     "specdec_session_replacements_total": "session moved",
@@ -115,7 +116,7 @@ class _View:
             for labels in sorted(self._label_sets(name), key=sorted):
                 wanted = dict(labels)
                 total = self._levels(name, wanted, least=False) or 0.0
-                if total:
+                if total and wanted.get("reason") not in ORDINARY:
                     why = " ".join(value for _, value in sorted(labels))
                     rows.append((what, why, _rate(self._added(name, **wanted) / self._seconds), _count(total)))
         return Table("fallbacks", ("what", "why", "per s", "in all"), tuple(rows))
