@@ -79,7 +79,7 @@ checksum/extra-objects: {{ toJson . | sha256sum }}
 {{- define "specdec.pod" -}}
 {{- $values := .values -}}
 {{- $root := .root -}}
-{{- $watches := and (eq .component "orchestrator") (eq $root.Values.discovery.type "kubernetes") -}}
+{{- $watches := and (eq .component "orchestrator") (eq (include "specdec.watches" $root) "true") -}}
 serviceAccountName: {{ include "specdec.serviceAccountName" . }}
 {{- /* Nobody but an orchestrator that watches EndpointSlices talks to the API. */}}
 automountServiceAccountToken: {{ $watches }}
