@@ -102,7 +102,7 @@ def _headline(
     if word == NEUTRAL and decided:
         return f"{told}: the same within {margin:.0%}"
     if word == NEUTRAL:
-        return f"{told}: too uncertain to say; more repeats would tell"
+        return f"{told}: too uncertain to say; more --repeats would tell"
     return told
 
 
@@ -198,7 +198,11 @@ def _ranges(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _undecided(found: Sequence[Mapping[str, Any]]) -> list[str]:
     count = sum(not one["decided"] for one in found)
-    return [f"In {count} of {len(found)} cases the interval is too wide to decide; more --repeats would."] if count else []
+    return (
+        [f"In {count} of {len(found)} cases the interval is too wide to decide: the same command with more --repeats goes on from here."]
+        if count
+        else []
+    )
 
 
 def _most(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

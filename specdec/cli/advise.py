@@ -128,7 +128,7 @@ def _addresses(arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
     if arguments.state is not None:
         return [(process.role, process.metrics) for process in watch.of_state(arguments.state) if process.metrics]
-    text = arguments.metrics or f"{arguments.endpoint.rpartition(':')[0]}:{METRICS_PORT}"
+    text = arguments.metrics or f"{arguments.endpoint.partition(',')[0].rpartition(':')[0]}:{METRICS_PORT}"
     named = ",".join(part if "=" in part else f"orchestrator={part}" for part in text.split(","))
     return [(process.role, process.metrics) for process in watch.of_metrics(named)]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli import bench_flags, bench_sim, paint
-from specdec.cli.connection import connected
+from specdec.cli.connection import connected, endpoint_of
 from specdec.errors import InvalidRequest, SpecdecError
 from specdec.runtime.settings import no_color
 
@@ -32,7 +32,7 @@ whose order rotates, in every cell of the grid: kind, temperature, length of pro
 second, the ratio to none with its 95 % interval over the repeats, times, acceptance, how many texts differ from those of none, and a
 verdict: pays, neutral or costs, with what to set and why. A way that the service does not serve is left out with a note. Without --endpoint
 a target, a draft and an orchestrator are started on this machine and stopped at the end. With --out DIR raw times are kept as they come, an
-interrupted sweep goes on where it ended, and report.html is for whoever decides. Exit code 1 if a text differs where equality is promised.
+interrupted sweep goes on where it ended, also with more --repeats, and report.html is for whoever decides. Exit code 1 if a text differs where equality is promised.
 Ctrl-C prints and writes what is there."""
 add_arguments = bench_flags.add_arguments
 
@@ -96,9 +96,9 @@ def _endpoint(arguments: argparse.Namespace) -> Iterator[tuple[str, list[Process
     """The orchestrator, and who can be looked at. A system of its own keeps no prompts, so that every way pays for them."""
     from specdec.bench import watch
 
-    if arguments.endpoint is not None:
+    if arguments.endpoint is not None or arguments.state is not None:
         known = watch.of_state(arguments.state) if arguments.state is not None else []
-        yield arguments.endpoint, known + watch.of_metrics(arguments.metrics or "")
+        yield endpoint_of(arguments), known + watch.of_metrics(arguments.metrics or "")
         return
     from specdec.bench.system import Models, pools
 

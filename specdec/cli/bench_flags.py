@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--batch", type=int, default=4, metavar="N", help="questions of a turn, at least one a stream (default: %(default)s)")
     how.add_argument("--ignore-eos", action="store_true", help="every answer has --max-tokens tokens")
     how.add_argument("--cold-prompts", action="store_true", help="with --endpoint: do not ask each question once before its ways")
-    how.add_argument("--state", type=Path, metavar="DIR", help="folder of `specdec up`: look at memory and metrics of its processes")
+    how.add_argument("--state", type=Path, metavar="DIR", help="folder of `specdec up`: its endpoint and certificates, memory and metrics")
     how.add_argument("--metrics", metavar="ROLE=H:P,…", help="metrics ports to look at, e.g. orchestrator=10.0.0.1:9464,target=…,draft=…")
     judged = parser.add_argument_group("verdict")
     judged.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="goodput: first token within")
@@ -86,7 +86,7 @@ def experiment(arguments: argparse.Namespace) -> Experiment:
         prompt_lengths=_bounded_numbers("--prompt-tokens", arguments.prompt_tokens) if arguments.prompt_tokens else (None,),
         output_lengths=outputs if len(outputs) > 1 else (None,),
         rates=_rates(arguments),
-        primed=arguments.endpoint is not None and not arguments.cold_prompts,
+        primed=(arguments.endpoint is not None or arguments.state is not None) and not arguments.cold_prompts,
     )
     turns = len(found.cells) * len(ways) * found.repeats
     if turns > MOST_TURNS:
@@ -109,7 +109,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
 
 
 def sweep(found: Experiment) -> dict[str, Any]:
-    """What two parts of one sweep have in common."""
+    """What two parts of one sweep have in common. Not how many repeats there are: more of them narrow the intervals of those that are there."""
     from specdec.bench.prompts import fingerprint
 
     return {
@@ -122,7 +122,6 @@ def sweep(found: Experiment) -> dict[str, Any]:
         "prompt_tokens": list(found.prompt_lengths),
         "output_tokens": list(found.output_lengths),
         "max_tokens": found.sampling.max_tokens,
-        "repeats": found.repeats,
         "batch": found.batch,
         "ignore_eos": found.sampling.ignore_eos,
         "num_speculative_tokens": found.num_speculative_tokens,

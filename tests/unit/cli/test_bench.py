@@ -57,9 +57,66 @@ def test_interrupted_it_tells_what_is_there(endpoint: str, tmp_path: Path, monke
     assert not found["complete"] and 0 < len(found["turns"]) < 8
 
 
+def test_a_folder_goes_on_where_it_ended_and_holds_the_page(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specdec.bench import experiment, plots
+
+    monkeypatch.setattr(plots, "there", lambda: False)
+    asked, turns = experiment.ask_all, 0
+
+    async def interrupted(*a: object, **k: object) -> object:
+        nonlocal turns
+        turns += 1
+        if turns == 8:
+            raise KeyboardInterrupt
+        return await asked(*a, **k)  # type: ignore[arg-type]
+
+    out, words = tmp_path / "sweep", ["bench", "--endpoint", endpoint, *SHORT, "--kinds", "code,chat", "--cold-prompts"]
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "ask_all", interrupted)
+        assert main([*words, "--out", str(out)]) == 130
+    assert not json.loads((out / "report.json").read_text())["complete"]
+    before = (out / "runs.jsonl").read_text().splitlines()
+    capsys.readouterr()
+    assert main([*words, "--out", str(out)]) == 0
+    told = capsys.readouterr()
+    assert f"going on: {len(before)} turns" in told.err and "written: " in told.out and "16/16" not in told.err
+    after = (out / "runs.jsonl").read_text().splitlines()
+    assert after[: len(before)] == before and len(after) == 16 > len(before) > 0
+    found = json.loads((out / "report.json").read_text())
+    assert found["complete"] and "turns" not in found and [cell["kind"] for cell in found["cells"]] == ["code", "code", "chat", "chat"]
+    assert (out / "report.csv").read_text().count("\n") == 9
+    page = (out / "report.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and found["summary"]["headline"] in page
+    assert main([*words, "--max-tokens", "5", "--out", str(out)]) == 2 and "another sweep" in capsys.readouterr().err
+    assert main([*words, "--repeats", "3", "--out", str(out)]) == 0 and "going on: 16 turns" in capsys.readouterr().err
+    assert (out / "runs.jsonl").read_text().count("\n") == 24, "more repeats narrow the intervals of those that are there"
+    assert main(["advise", str(out)]) == 0 and found["summary"]["headline"] in capsys.readouterr().out
+
+
+def test_an_open_loop_and_a_grid_of_lengths(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--arrivals", "poisson", "--rate", "200,400", "--temperature", "0", "--repeats", "1", "--compare", "none,fixed"]
+    grid = ["--prompt-tokens", "3", "--max-tokens", "2,3", "--slo-ttft-ms", "1000", "--slo-itl-ms", "500", "--json"]
+    assert main(["bench", "--endpoint", endpoint, *words, *grid]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [cell["load"] for cell in found["cells"]] == ["200 questions/s", "400 questions/s"] * 2
+    assert {cell["max_tokens"] for cell in found["cells"]} == {2, 3} and found["settings"]["arrivals"] == "poisson"
+    assert all(figure["goodput_share"] == 1.0 for cell in found["cells"] for figure in cell["ways"].values())
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        ["--kinds", "code,unknown"],
+        ["--prompt-tokens", "0"],
+        ["--rate", "1"],
+        ["--rate", "0", "--arrivals", "poisson"],
+        ["--arrivals", "sometimes"],
+        ["--slo-ttft-ms", "0"],
+        ["--margin", "2"],
+        ["--max-tokens", "16,x"],
+        ["--state", "/nowhere"],
         ["--compare", "none,other"],
         ["--concurrency", "0"],
         ["--concurrency", "x"],

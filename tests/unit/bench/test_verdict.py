@@ -1,0 +1,193 @@
+"""What a cell's figures are taken to mean, and what is said of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specdec.bench import advice, economics, tables, verdict
+from specdec.bench.advice import Change
+from specdec.bench.experiment import Experiment
+from specdec.bench.report import Asked
+from specdec.bench.scrape import parse
+from specdec.bench.timings import Limits
+from specdec.bench.verdict import COSTS, NEUTRAL, PAYS
+from tests.unit.bench.made_up import AUTO, FIXED, GRID, NONE, made_up, runs
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "word", "decided"),
+    [
+        (1.20, 1.10, 1.30, PAYS, True),
+        (1.02, 1.01, 1.03, NEUTRAL, True),  # surely more than nothing, and still nothing to speak of
+        (1.20, 0.99, 1.45, NEUTRAL, False),
+        (1.00, 0.98, 1.02, NEUTRAL, True),
+        (0.98, 0.97, 0.99, NEUTRAL, True),
+        (0.90, 0.85, 0.95, COSTS, True),
+        (0.90, 0.80, 1.01, NEUTRAL, False),
+        (1.50, None, None, NEUTRAL, False),
+    ],
+)
+def test_an_interval_against_one_with_a_margin(ratio: float, low: float | None, high: float | None, word: str, decided: bool) -> None:
+    assert verdict.word_of(ratio, low, high, margin=0.03) == (word, decided)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return made_up(asked=Asked(Limits(150.0, 60.0)))
+
+
+def cell(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in found["cells"] if one["name"] == name)
+
+
+def test_what_was_put_in_comes_out(found: dict[str, Any]) -> None:
+    """A good draft alone pays, the same with eight streams whose rows are dear costs, and the service's choice is neutral for a bad one."""
+    given = {one["name"]: one["verdict"] for one in found["cells"]}
+    assert {name: one["word"] for name, one in given.items()} == {
+        "1 stream, T = 0, code": PAYS,
+        "8 streams, T = 0, code": COSTS,
+        "1 stream, T = 0, creative": NEUTRAL,
+        "8 streams, T = 0, creative": NEUTRAL,
+    }
+    assert given["1 stream, T = 0, creative"]["way"] == AUTO and given["8 streams, T = 0, code"]["advised"]["drafts"] == 0
+    code = cell(found, "1 stream, T = 0, code")["ways"][FIXED]
+    assert code["economics"]["plain_round_ms"] == pytest.approx(20.0, rel=0.03)
+    assert code["economics"]["block_round_ms"] == pytest.approx(28.0, rel=0.03) and code["economics"]["slot_ms"] == pytest.approx(
+        2.0, rel=0.1
+    )
+    # E t(1) = t(5): 1 + a + … + a^4 = 1.4 at a = 0.296
+    assert code["economics"]["break_even_acceptance"] == pytest.approx(0.296, abs=0.02)
+    bad = cell(found, "8 streams, T = 0, creative")["ways"][FIXED]
+    assert verdict.word_of(bad["ratio"]["mean"], bad["ratio"]["low"], bad["ratio"]["high"])[0] == COSTS
+    assert given["1 stream, T = 0, creative"]["advised"]["enable_adaptive_verification"]
+
+
+def test_reasons_tell_rounds_acceptance_goodput_and_defects(found: dict[str, Any]) -> None:
+    words = "\n".join(tables.reasons(cell(found, "1 stream, T = 0, code")))
+    assert "pays" in words and "it pays from 0.2" in words and "within the limits" in words and "num_speculative_tokens" in words
+    ways = {NONE: figure(1.0), FIXED: figure(2.0, differing=1), AUTO: figure(1.5, errors=2)}
+    given = verdict.verdict(ways, NONE)
+    assert given is not None and given.word == COSTS and given.advised["disable_spec_decode"]
+    assert "1 texts differ" in given.reasons[0] and "2 answers failed" in given.reasons[1]
+    sound = verdict.verdict({**ways, AUTO: figure(1.5)}, NONE)
+    assert sound is not None and (sound.word, sound.way) == (PAYS, AUTO)
+    slow = verdict.verdict({NONE: figure(1.0), FIXED: figure(1.3, first_token_ms_p50=30.0)}, NONE)
+    assert slow is not None and any("first token comes later" in reason for reason in slow.reasons)
+    assert verdict.verdict({NONE: figure(1.0)}, NONE) is None
+
+
+def figure(ratio: float, **more: Any) -> dict[str, Any]:
+    told = {"ratio": {"mean": ratio, "low": 0.95 * ratio, "high": 1.05 * ratio}, "differing": 0, "errors": 0, "first_token_ms_p50": 10.0}
+    return {**told, "share_with_block": 0.0, "num_speculative_tokens": 3, "economics": {}, **more}
+
+
+def test_the_sweep_in_a_sentence() -> None:
+    def of(*words: str) -> str:
+        cells = [{"name": word, "verdict": {"word": word, "ratio": 1.0, "decided": True, "advised": {}}} for word in words]
+        return str(verdict.summary(cells)["headline"])
+
+    assert of(PAYS, PAYS) == "Speculation pays everywhere it was measured." and of(PAYS) == "Speculation pays."
+    assert of(PAYS, COSTS, NEUTRAL) == "Speculation pays in 1 of 3 cases."
+    assert of(COSTS) == "Speculation costs more than it gains." and "no difference" in of(NEUTRAL)
+    assert of(NEUTRAL, COSTS) == "Speculation pays nowhere, and costs in some cases." and of() == "Nothing was compared."
+
+
+def test_a_text_that_differs_is_found_in_its_cell_and_kind() -> None:
+    kept = runs()
+    number = next(i for i, run in enumerate(kept) if run.turn.way == FIXED and run.turn.repeat == 2)
+    broken = (replace(kept[number].said[0], text_hash="other"), *kept[number].said[1:])
+    kept[number] = replace(kept[number], said=broken)
+    told = made_up(kept)
+    assert told["differing"] == 1 and cell(told, str(kept[number].turn.cell))["ways"][FIXED]["differing"] == 1
+
+
+def test_an_open_loop_compares_times_of_answers() -> None:
+    experiment = replace(GRID, rates=(2.0,), kinds=("code",))
+    told = made_up(runs(experiment), experiment)
+    assert [one["name"] for one in told["cells"]] == ["2 questions/s, T = 0, code"]
+    answer = {way: figure["answer_ms_p50"] for way, figure in told["cells"][0]["ways"].items()}
+    assert told["cells"][0]["ways"][FIXED]["ratio"]["mean"] == pytest.approx(answer[NONE] / answer[FIXED], rel=0.1)
+    assert "1/" in told["cells"][0]["verdict"]["reasons"][0]
+
+
+def test_time_memory_and_drafts_by_what_was_seen(found: dict[str, Any]) -> None:
+    code = cell(found, "1 stream, T = 0, code")["ways"]
+    assert code[FIXED]["phases"]["forward"] == pytest.approx(19.6) and code[FIXED]["phases"]["draft"] == pytest.approx(34.0)
+    assert code[FIXED]["draft_step_ms"] == pytest.approx(8.5) and code[NONE]["phases"]["draft"] == 0
+    assert code[FIXED]["memory"][0]["peak_mib"] == 640.0
+    busy = 1.7 * GRID.repeats / code[FIXED]["seconds"]
+    assert code[FIXED]["draft_busy"] == pytest.approx(busy, rel=0.01)
+    assert cell(found, "1 stream, T = 0, code")["verdict"]["advised"]["drafts"] == economics.drafts_needed(busy, 1)
+
+
+def test_where_it_stops_paying_as_load_grows() -> None:
+    experiment: Experiment = replace(GRID, kinds=("code",), concurrencies=(1, 4, 16), ways=(NONE, FIXED))
+    (point,) = made_up(runs(experiment), experiment)["break_even_load"]
+    assert point["way"] == FIXED and 4 < point["load"] < 16
+
+
+def test_csv_has_a_line_for_every_cell_and_way(found: dict[str, Any]) -> None:
+    lines = list(csv.DictReader(io.StringIO(tables.as_csv(found["cells"]))))
+    assert (
+        len(lines) == 12
+        and {line["way"] for line in lines} == {NONE, FIXED, AUTO}
+        and {line["kind"] for line in lines} == {"code", "creative"}
+    )
+    assert float(lines[1]["ratio"]) == cell(found, "1 stream, T = 0, code")["ways"][FIXED]["ratio"]["mean"]
+
+
+# ---------------------------------------------------------------- advice
+
+
+def test_advice_from_a_report_and_for_other_hardware(found: dict[str, Any]) -> None:
+    lines = advice.of_report(found)
+    assert lines[0].startswith("Speculation pays in") and any(line.startswith("Set: ") for line in lines)
+    told = advice.setting_of(found)
+    assert told is not None and told[0] == "1 stream, T = 0, code, fixed"
+    now = advice.what_if(told[1])
+    far = advice.what_if(Change(rtt_ms=200.0).of(told[1]))
+    slow = advice.what_if(Change(draft_step_ms=500.0, acceptance=0.3).of(told[1]))
+    assert (
+        now["modelled"] and far["ratio"] > now["ratio"] > slow["ratio"] >= 1.0
+    )  # a longer way makes rounds dearer, and blocks save rounds
+    assert "modelled" in advice.said(now)[0] and len(now["by_k"]) == advice.MOST_K + 1
+
+
+METRICS = """\
+specdec_round_duration_seconds_count{phase="engine"} 1000.0
+specdec_round_duration_seconds_sum{phase="engine"} 20.0
+specdec_round_duration_seconds_count{phase="wire"} 1000.0
+specdec_round_duration_seconds_sum{phase="wire"} 1.0
+specdec_draft_rounds_total 800.0
+specdec_draft_tokens_total 2400.0
+specdec_accepted_tokens_total 1200.0
+specdec_accepted_tokens_per_position_total{position="0"} 640.0
+specdec_accepted_tokens_per_position_total{position="1"} 400.0
+specdec_accepted_tokens_per_position_total{position="2"} 160.0
+specdec_lookahead_rounds_total{outcome="hit"} 300.0
+specdec_lookahead_rounds_total{outcome="late"} 500.0
+specdec_draftless_rounds_total{reason="off"} 200.0
+specdec_requests_waiting 3.0
+"""
+
+
+def test_advice_from_a_running_service() -> None:
+    told = advice.counters({}, {"orchestrator": parse(METRICS)})
+    assert (told.rounds, told.spec_rounds, told.engine_ms) == (1000.0, 800.0, pytest.approx(20.0))
+    assert told.alphas == pytest.approx((0.8, 0.625, 0.4)) and told.beside_ms == pytest.approx(1.0)
+    found = advice.of_service(told, True, 3, Change())
+    length = 1 + 0.8 + 0.5 + 0.2
+    assert found["word"] == PAYS and found["ratio"] == pytest.approx(0.8 * length + 0.2, abs=0.001)
+    text = "\n".join(found["lines"])
+    assert "modelled" in text and "another draft" in text and "3 requests wait" in text
+    assert advice.of_service(told, True, 3, Change(target_step_ms=6.0))["word"] == COSTS
+    twice = advice.counters({"orchestrator": parse(METRICS)}, {"orchestrator": parse(METRICS)})
+    assert "only 0 rounds" in advice.of_service(twice, True, 3, Change())["lines"][0]
+    assert "no draft" in advice.of_service(told, False, 3, Change())["lines"][0]

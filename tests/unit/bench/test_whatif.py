@@ -1,0 +1,133 @@
+"""The formulas against simulated engines on a clock that only they move, and their points of balance."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specdec.bench import economics, whatif
+from specdec.bench.whatif import Setting
+from specdec.engine import EngineConfig, Segment
+from specdec.engine.sim import SimulatedEngine
+from specdec.simulation import Simulation
+from specdec.vocabulary import Vocabulary
+
+pytestmark = pytest.mark.unit
+PROMPT = (20, 21, 22)
+WORDS = Vocabulary(size=300, fingerprint=b"f", eos_ids=(2,), max_model_len=1 << 16)
+
+
+class Clock:
+    """`ms` moves when an engine computes."""
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+
+    def engine(self, step_ms: float, row_ms: float, acceptance: float) -> SimulatedEngine:
+        simulation = Simulation(acceptance=acceptance, step_ms=step_ms, row_ms=row_ms, prefill_ms=0.0)
+        return SimulatedEngine(simulation, EngineConfig(Path("none"), kv_tokens=1 << 14), WORDS, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.ms += 1000 * seconds
+
+
+def said(engine: SimulatedEngine, slot: int, tokens: list[int]) -> list[int]:
+    """What follows each of `tokens`."""
+    (rows,) = engine.forward([Segment(slot, engine.kv.length(slot), tuple(tokens), 0)])
+    return [int(row.argmax()) for row in rows]
+
+
+def measured(setting: Setting, k: int, tokens: int) -> float:
+    """Milliseconds a token of a round trip, a block, and a draft that begins again after a miss and works on while a block is in flight."""
+    clock = Clock()
+    target = clock.engine(setting.target_step_ms - setting.row_ms, setting.row_ms, 1.0)
+    draft = clock.engine(setting.draft_step_ms, 0.0, setting.alphas[0])
+    at, own = target.kv.open(), draft.kv.open()
+    text, ready = list(PROMPT), list[int]()
+    said(target, at, text[:-1])
+    said(draft, own, text[:-1])
+    clock.ms = 0.0
+    while len(text) < len(PROMPT) + tokens:
+        if k and not ready:
+            clock.ms += setting.rtt_ms  # the commit on its way to the draft, the proposal on its way back
+            ready = drafted(draft, own, text, k)
+        began = clock.ms
+        rows = said(target, at, [text[-1], *ready])
+        decided = next((i for i, token in enumerate(ready) if rows[i] != token), len(ready)) + 1
+        clock.ms += setting.rtt_ms + setting.host_ms
+        done, clock.ms = clock.ms, began
+        further = drafted(draft, own, [*text, *ready], k + 1) if k else []  # beside the target
+        drafting, clock.ms = clock.ms, done
+        text += rows[:decided]
+        target.kv.truncate(at, len(text) - 1)
+        if further and decided == len(ready) + 1 and further[0] == text[-1]:
+            clock.ms, ready = max(clock.ms, drafting), further[1:]
+        else:
+            ready = []
+    return clock.ms / (len(text) - len(PROMPT))
+
+
+def drafted(draft: SimulatedEngine, slot: int, text: list[int], k: int) -> list[int]:
+    """k tokens behind the text, a step each; what the draft has computed of it is kept."""
+    held = draft.kv.slots[slot].tokens
+    same = next((i for i, (a, b) in enumerate(zip(held, text[:-1], strict=False)) if a != b), min(len(held), len(text) - 1))
+    draft.kv.truncate(slot, same)
+    found, feed = list[int](), text[same:]
+    for _ in range(k):
+        found.append(said(draft, slot, feed)[-1])
+        feed = found[-1:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("setting", "k"),
+    [
+        (Setting(20.0, 1.0, (0.8,), row_ms=0.5), 4),
+        (Setting(20.0, 1.0, (0.5,), row_ms=2.0), 2),
+        (Setting(20.0, 5.0, (0.7,), row_ms=0.5, rtt_ms=4.0), 5),  # a draft that is not ready in time
+        (Setting(10.0, 1.0, (0.9,), row_ms=3.0, rtt_ms=10.0, host_ms=2.0), 3),
+    ],
+)
+def test_what_is_modelled_is_what_simulated_engines_take(setting: Setting, k: int) -> None:
+    """Within 10 %."""
+    plain, block = measured(setting, 0, 120), measured(setting, k, 900)
+    assert plain == pytest.approx(setting.plain_ms)
+    assert whatif.waiting(setting, k).ratio == pytest.approx(plain / block, rel=0.10)
+
+
+def test_deciding_plain_tokens_meanwhile_is_what_counting_gives() -> None:
+    setting = Setting(10.0, 2.0, (0.6,), row_ms=0.5, rtt_ms=3.0, foresight=0.5)
+    k = 3
+    found = whatif.meanwhile(setting, k)
+    plain = (1 - whatif.foreseen(setting, k)) * math.ceil((k * 2.0 + 3.0) / 13.0)
+    rounds = Counter({"block": 1.0, "plain": plain})
+    ms = rounds["block"] * (10.0 + k * 0.5 + 3.0) + rounds["plain"] * 13.0
+    tokens = rounds["block"] * (1 + 0.6 + 0.36 + 0.216) + rounds["plain"]
+    assert found.ratio == pytest.approx(tokens / ms * 13.0) and found.share_with_block == pytest.approx(1 / (1 + plain))
+    assert whatif.predicted(setting, k).ratio == max(found.ratio, whatif.waiting(setting, k).ratio)
+
+
+def test_points_of_balance() -> None:
+    setting = Setting(20.0, 3.0, (0.7,), row_ms=4.0, rtt_ms=1.0)
+    even = whatif.break_even_acceptance(setting, 3)
+    assert even is not None and whatif.predicted(replace(setting, alphas=(even,)), 3).ratio == pytest.approx(1.0, abs=1e-6)
+    dearest = whatif.break_even_draft_ms(setting, 3)
+    assert dearest is not None and whatif.waiting(replace(setting, draft_step_ms=dearest), 3).ratio == pytest.approx(1.0, abs=1e-6)
+    hopeless = Setting(5.0, 1.0, (1.0,), row_ms=20.0)
+    assert whatif.break_even_acceptance(hopeless, 3) is None is whatif.break_even_draft_ms(hopeless, 3)
+    assert whatif.best(hopeless).k == 0 and whatif.best(Setting(20.0, 0.0, (1.0,))).k == whatif.MAX_K
+    assert whatif.break_even_load([1, 4, 16], [1.6, 1.2, 0.8]) == pytest.approx(8.0)
+    assert whatif.break_even_load([1, 4], [1.6, 1.2]) is None is whatif.break_even_load([1, 4], [0.9, 0.8])
+
+
+def test_the_block_that_is_advised_is_the_shortest_of_those_that_gain_most() -> None:
+    assert economics.best_k([[0, 1.0], [1, 1.3], [2, 1.49], [3, 1.5], [4, 1.4]]) == 2
+    assert economics.best_k([[0, 1.0], [1, 0.9]]) == 0
+    assert economics.alpha_of(1 + 0.6 + 0.36, 2) == pytest.approx(0.6)
+    assert economics.break_even(Setting(10.0, 0.0, (0.5,), row_ms=6.0), 2) == pytest.approx(economics.alpha_of(2.2, 2))
+    assert economics.break_even(Setting(10.0, 0.0, (0.5,), row_ms=50.0), 2) is None
+    assert [economics.drafts_needed(busy, drafts) for busy, drafts in ((None, 2), (0.3, 1), (0.95, 1), (0.9, 3))] == [2, 1, 2, 4]

@@ -1,0 +1,91 @@
+"""`specdec advise`: what it reads, what it refuses, and what it says of a running service."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specdec.cli.main import main
+from tests.unit.bench.made_up import made_up
+from tests.unit.bench.test_verdict import METRICS
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "report.json").write_text(json.dumps(made_up()))
+    return folder
+
+
+@pytest.fixture
+def metrics() -> Iterator[str]:
+    class Told(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(METRICS.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Told)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_of_a_result_and_what_if(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(result)]) == 0
+    plain = capsys.readouterr().out
+    assert plain.startswith("Speculation pays in") and "Set: " in plain and "modelled: target" not in plain
+    assert main(["advise", str(result / "report.json"), "--rtt-ms", "20", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["what_if"]["modelled"] and found["what_if"]["rtt_ms"] == 20.0 and found["what_if"]["best_k"] > 0
+    assert main(["advise", "--target-step-ms", "30", "--draft-step-ms", "3", "--acceptance", "0.7"]) == 0
+    assert "modelled" in capsys.readouterr().out
+
+
+def test_of_a_running_service(endpoint: str, metrics: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "--endpoint", endpoint, "--metrics", metrics]) == 0
+    text = capsys.readouterr().out
+    assert "1000 rounds, 80% of them with a block" in text and "pays (modelled)" in text
+    state = [{"role": "orchestrator", "pid": 1, "port": 2, "metrics_port": int(metrics.partition(":")[2])}]
+    (tmp_path / "processes.json").write_text(json.dumps(state))
+    assert main(["advise", "--endpoint", endpoint, "--state", str(tmp_path), "--acceptance", "0.9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["what_if"]["alphas"] == [0.9]
+    assert main(["advise", "--endpoint", endpoint, "--metrics", f"draft={metrics}"]) == 2
+    assert "orchestrator" in capsys.readouterr().err
+    assert main(["advise", "--endpoint", endpoint, "--metrics", "127.0.0.1:1"]) == 2 and "no metrics" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "FILE|DIR"),
+        (["/nowhere.json"], "no such file"),
+        (["{folder}"], "has not ended"),
+        (["{other}"], "not a report"),
+        (["{result}", "--endpoint", "127.0.0.1:1"], "FILE|DIR"),
+        (["{result}", "--acceptance", "1.2"], "--acceptance"),
+        (["{result}", "--rtt-ms", "-1"], "--rtt-ms"),
+        (["--target-step-ms", "0"], "--target-step-ms"),
+        (["--draft-step-ms", "1"], "--target-step-ms"),
+    ],
+)
+def test_refusals_name_what_is_wrong(
+    words: list[str], named: str, result: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    places = {"{folder}": str(tmp_path), "{other}": str(tmp_path / "other.json"), "{result}": str(result)}
+    assert main(["advise", *(places.get(word, word) for word in words)]) == 2
+    assert named in capsys.readouterr().err
