@@ -15,7 +15,7 @@ from orchestrator.discovery.names import Service
 
 MAX_BYTES = 16 << 20  # of a list, or of one event
 CHUNK_BYTES = 1 << 16
-TOLD_BYTES = 300  # of a refusal's text
+MAX_TOLD = 400  # characters of a refusal
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 OUTSIDE = "neither the service account of a pod nor a kubeconfig (KUBECONFIG, or ~/.kube/config) can be used"
 
@@ -120,15 +120,12 @@ class Cluster:
                 **about,
             )
             with contextlib.closing(self._response):
-                if self._response.status != 200:
-                    body = self._response.read(TOLD_BYTES).decode(errors="replace")
-                    raise _refused(self._response.status, f"{self._response.status} {self._response.reason}: {body}")
                 yield self._response
         except Refused:
             raise
         except Exception as error:  # of the client, the connection, a file with a certificate, a helper that fetches tokens, JSON
-            if status := getattr(error, "status", None):  # older clients raise what newer ones return
-                raise _refused(status, str(error)) from error
+            if status := getattr(error, "status", None):
+                raise _refused(status, f"{status} {getattr(error, 'reason', '')}: {getattr(error, 'body', '')}"[:MAX_TOLD]) from error
             late = isinstance(error, self._timeouts) and not isinstance(error, self._refusal)  # a refused connection is called both
             raise Refused("timeout" if late else "error", f"{type(error).__name__}: {error}") from error
         finally:
