@@ -44,6 +44,7 @@ class Observer:
         self._placements = telemetry.counter("specdec.session.placements")
         self._handovers = telemetry.counter("specdec.session.handovers")
         self._duration = telemetry.histogram("specdec.round.duration")
+        self._calls = telemetry.histogram("rpc.client.call.duration")
         self._undiscovered = telemetry.counter("specdec.discovery.failures")
         for outcome in WANTED - {"no_draft"}:
             self._lookahead.add(0, outcome=outcome)
@@ -75,6 +76,7 @@ class Observer:
         self._telemetry.gauge("specdec.requests.waiting", lambda: driver.waiting)
         self._telemetry.gauge("specdec.spec_enabled", lambda: int(driver.pools.drafts.serves))
         self._telemetry.gauge("specdec.spec_wanted", lambda: int(bool(driver.settings.drafts)))
+        driver.pools.on_call = self.called
         self._telemetry.aliases(lambda: driver.model.model if driver.model else "", lambda: _kv_usage(driver))
         self._telemetry.gauge("specdec.pool.endpoints", lambda: _endpoints(driver))
         self._telemetry.gauge("specdec.discovery.age", lambda: _discovery_ages(driver))
@@ -125,6 +127,10 @@ class Observer:
 
     def discovery_failed(self, pool: str, kind: str) -> None:
         self._undiscovered.add(1, pool=pool, reason=kind)
+
+    def called(self, method: str, seconds: float, code: str) -> None:
+        """A call to a replica has ended."""
+        self._calls.record(seconds, {"rpc.system.name": "grpc", "rpc.method": method, "rpc.status_code": code})
 
     def placed(self, pool: str, why: str) -> None:
         """A session was given a replica: the one that holds its request's prompt, its beginning, or the less busy one."""

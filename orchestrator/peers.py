@@ -8,10 +8,11 @@ comes and goes is dialled ever more rarely, and a target counts as up once it ha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +54,8 @@ class Dialect:
 
     pool: str
     stub: Callable[[grpc.aio.Channel], Any]
+    service: str  # full name
+    stream: str  # its method
     ask_info: Callable[[Any], Any]  # stub -> awaitable of a response with `.info`
     open_stream: Callable[[Any], Any]
     encode: Callable[..., Any]  # items, and in the first message also orchestrator_id and link
@@ -72,6 +75,8 @@ def _decode_draft(message: draft_pb2.DraftResponse) -> Heard:
 
 TARGET = Dialect(
     pool="target",
+    service="specdec.v1.TargetService",
+    stream="Verify",
     stub=target_pb2_grpc.TargetServiceStub,
     ask_info=lambda stub: stub.GetModelInfo(target_pb2.TargetServiceGetModelInfoRequest(), timeout=DIAL_TIMEOUT_S),
     open_stream=lambda stub: stub.Verify(),
@@ -81,6 +86,8 @@ TARGET = Dialect(
 )
 DRAFT = Dialect(
     pool="draft",
+    service="specdec.v1.DraftService",
+    stream="Draft",
     stub=draft_pb2_grpc.DraftServiceStub,
     ask_info=lambda stub: stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=DIAL_TIMEOUT_S),
     open_stream=lambda stub: stub.Draft(),
@@ -104,6 +111,9 @@ class Listener(Protocol):
 
     def trouble(self, peer: Peer, reason: str) -> None:
         """Could not connect; called once per streak of failures of one kind."""
+
+    def called(self, method: str, seconds: float, code: str) -> None:
+        """A call to the peer has ended. `code` = name of its gRPC status."""
 
 
 class Peer:
@@ -174,7 +184,8 @@ class Peer:
     async def _connection(self) -> None:
         async with await self._channel() as channel:
             stub = self.dialect.stub(channel)
-            self.info, self.beat = wire.model_info_from_wire((await self.dialect.ask_info(stub)).info), None
+            with self._told("GetModelInfo"):
+                self.info, self.beat = wire.model_info_from_wire((await self.dialect.ask_info(stub)).info), None
             self._listener.accept(self, self.info)
             call = self.dialect.open_stream(stub)
             try:
@@ -183,13 +194,29 @@ class Peer:
                 self._heard_in_tick = True
                 if not self.dialect.speaks_first:
                     self._rise()
-                await self._converse(call)
+                with self._told(self.dialect.stream):
+                    await self._converse(call)
             finally:
                 self.connected = False
                 self._outbox.clear()
                 self._flushed.set()
                 self._overflow.clear()
                 call.cancel()
+
+    @contextlib.contextmanager
+    def _told(self, method: str) -> Iterator[None]:
+        """Around a call: the listener hears how long it took and how it ended. A stream that we leave is CANCELLED."""
+        began, code = asyncio.get_running_loop().time(), "OK"
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            code = error.code().name
+            raise
+        except BaseException:
+            code = "CANCELLED"
+            raise
+        finally:
+            self._listener.called(f"{self.dialect.service}/{method}", asyncio.get_running_loop().time() - began, code)
 
     def _rise(self) -> None:
         self.connected, self._up_since = True, asyncio.get_running_loop().time()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -219,6 +219,7 @@ class Pools:
         )
         self.targets.dialler = self.drafts.dialler = settings.dialler
         self._fingerprint, self._home = vocabulary_fingerprint, home
+        self.on_call: Callable[[str, float, str], None] = lambda method, seconds, code: None  # for the metric
         self._model: terms.ModelInfo | None = None
         self._model_known = asyncio.Event()
         self.model_wanted = 0  # calls that wait for a first target
@@ -317,6 +318,9 @@ class Pools:
             log.warning("peer down", extra={"pool": pool.name, "peer": peer.name, "reason": reason})
             pool.fell(peer.name)
             self._home.lost(pool, peer.name, reason)
+
+    def called(self, method: str, seconds: float, code: str) -> None:
+        self.on_call(method, seconds, code)
 
     def trouble(self, peer: Peer, reason: str) -> None:
         log.warning("peer cannot be reached", extra={"pool": peer.dialect.pool, "peer": peer.name, "reason": reason})

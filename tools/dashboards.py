@@ -77,8 +77,9 @@ OVERVIEW = (
         ("specdec_spec_enabled{{S}}", "usable {{instance}}"), ("specdec_spec_wanted{{S}}", "wanted {{instance}}"),
     )),
     Panel("Ready", "1 while a process takes work.", "short", (("specdec_ready{{S}}", "{{instance}}"),)),
-    Panel("Calls between services", "Incoming calls that have ended, by method and status.", "reqps", (
+    Panel("Calls that ended", "By method and status: those that came in, and those of orchestrators to replicas.", "reqps", (
         (_rate("rpc_server_call_duration_seconds_count", "rpc_method, rpc_status_code"), "{{rpc_method}} {{rpc_status_code}}"),
+        (_rate("rpc_client_call_duration_seconds_count", "rpc_method, rpc_status_code"), "to {{rpc_method}} {{rpc_status_code}}"),
     )),
     Panel("Certificates", "Time until the one in use expires.", "s", (
         ("specdec_tls_certificate_expires_seconds{{S}} - time()", "{{instance}}"),

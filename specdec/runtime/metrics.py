@@ -132,6 +132,7 @@ METRICS: dict[str, Metric] = {
     "specdec.telemetry.log_lines_left_out": _counter("{line}", "Log lines that repeated themselves too often to be written."),
     "specdec.telemetry.series_left_out": _counter("{sample}", "Samples whose labels were new when an instrument held all it may."),
     "rpc.server.call.duration": _histogram("s", "Time of an incoming call.", SECONDS, *_RPC),
+    "rpc.client.call.duration": _histogram("s", "Time of a call to a replica; a stream's is its life.", SECONDS, *_RPC),
 }
 
 GEN_AI_LABELS = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "specdec"}

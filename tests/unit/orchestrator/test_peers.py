@@ -99,6 +99,7 @@ class Ears:
     """A listener that writes down what it hears."""
 
     told: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
     answer: Callable[[Peer, Heard], None] = lambda peer, heard: None
 
     def accept(self, peer: Peer, info: terms.ModelInfo) -> None:
@@ -110,6 +111,9 @@ class Ears:
 
     def down(self, peer: Peer, reason: str) -> None:
         self.told.append(f"down: {reason}")
+
+    def called(self, method: str, seconds: float, code: str) -> None:
+        self.calls.append((method, code))
 
     def trouble(self, peer: Peer, reason: str) -> None:
         self.told.append(f"trouble: {reason}")
@@ -156,6 +160,7 @@ async def test_what_one_turn_sends_travels_together() -> None:
         for i in range(8):
             peer.send(step(f"s{i}"))
         await until(lambda: len(server.messages) >= 20)
+    assert ears.calls == [("specdec.v1.TargetService/GetModelInfo", "OK"), ("specdec.v1.TargetService/Verify", "CANCELLED")]
     assert [len(message.items) for message in server.messages[:20]] == [8] * 20
 
 
