@@ -120,3 +120,7 @@ def test_which_rounds_are_late() -> None:
     rig.settle()
     rig.commit([other(rig.undecided()[0])])
     assert (rounds.wanted, rounds.late) == (3, 0.5), "a refused proposal is nobody's delay"
+    rig.sent(0)
+    rig.step(interrupted=True)
+    rig.commit([other(rig.undecided()[0])])
+    assert (rounds.wanted, rounds.late) == (4, 1.0), "all that there was in time is one guess of the token that was decided, a wrong one"
