@@ -169,6 +169,23 @@ def test_pods_are_scraped_where_somebody_scrapes(told: str | bool, known: bool, 
         ]
 
 
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"podMonitor": {"interval": "15s", "scrapeTimeout": "16s"}}, "podMonitor.scrapeTimeout: not more than podMonitor.interval, 15s"),
+        ({"podMonitor": {"interval": "1m", "scrapeTimeout": "1m30s"}}, "podMonitor.scrapeTimeout"),
+        (
+            {"tls": {"certManager": {"duration": "24h", "renewBefore": "24h"}}},
+            "tls.certManager.renewBefore: less than tls.certManager.duration",
+        ),
+        ({"podMonitor": {"interval": "1m30s", "scrapeTimeout": "90000ms"}}, ""),
+    ],
+)
+def test_times_that_an_operator_would_refuse(values: Values, told: str) -> None:
+    done = template(values)
+    assert (done.returncode != 0) == bool(told) and told in done.stderr, done.stderr
+
+
 def test_a_route_leads_to_the_service_that_clients_call() -> None:
     gateway = {"name": "gateway", "namespace": "gateway", "sectionName": "grpc"}
     route = {"enabled": True, "parentRefs": [gateway], "hostnames": ["llm.example"], "annotations": {"a": "b"}}

@@ -16,6 +16,16 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- mulf (trimSuffix $unit $text | float64) (get $units $unit | default 1) | int64 -}}
 {{- end -}}
 
+{{/* A duration in seconds. Takes it as 1h30m, 15s, 500ms. */}}
+{{- define "specdec.duration" -}}
+{{- $seconds := 0.0 -}}
+{{- range regexFindAll "[0-9]+(ms|s|m|h)" . -1 -}}
+{{-   $unit := regexFind "[a-z]+$" . -}}
+{{-   $seconds = addf $seconds (mulf (trimSuffix $unit . | float64) (get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0) $unit)) -}}
+{{- end -}}
+{{- $seconds -}}
+{{- end -}}
+
 {{/* Ends the rendering when a rule is broken. Takes the root. */}}
 {{- define "specdec.validate" -}}
 {{- $found := dict "list" list -}}
@@ -80,6 +90,16 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- range $key := keys $all.commonLabels -}}
 {{-   if has $key (include "specdec.ownLabels" $.root | fromJsonArray) -}}
 {{-     include "specdec.problem" (list $found (printf "commonLabels: leave out %s, which the chart sets" $key)) -}}
+{{-   end -}}
+{{- end -}}
+{{- with $all.podMonitor -}}
+{{-   if gt (include "specdec.duration" .scrapeTimeout | float64) (include "specdec.duration" .interval | float64) -}}
+{{-     include "specdec.problem" (list $found (printf "podMonitor.scrapeTimeout: not more than podMonitor.interval, %s; the operator would leave out the monitor" .interval)) -}}
+{{-   end -}}
+{{- end -}}
+{{- with $all.tls.certManager -}}
+{{-   if ge (include "specdec.duration" .renewBefore | float64) (include "specdec.duration" .duration | float64) -}}
+{{-     include "specdec.problem" (list $found (printf "tls.certManager.renewBefore: less than tls.certManager.duration, %s" .duration)) -}}
 {{-   end -}}
 {{- end -}}
 {{- if and $all.grpcRoute.enabled (not $all.grpcRoute.parentRefs) -}}
