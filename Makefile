@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup env demo test test-all soak check audit format protos lock ci-tools gpu-check bench bench-peers images
+.PHONY: help setup env demo test test-all soak check audit format protos lock ci-tools gpu-check bench bench-small bench-peers images
 
 # The first Python that is new enough; PYTHON=… overrides it.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -44,6 +44,11 @@ gpu-check: env ## the engine on this machine's GPU: is it right, and how far fro
 bench: setup ## with and without speculation on this machine: ratios, times, texts; BENCH="--out FILE …" adds flags
 	@$(BIN)/specdec bench $(BENCH)
 
+OUT ?= bench-small
+bench-small: setup ## a whole small sweep of the real pair in under ten minutes, with report.html in OUT=bench-small; goes on where it ended
+	@$(BIN)/specdec bench --kinds code,creative --temperature 0,1 --concurrency 1,4 --prompt-tokens 48,384 --max-tokens 24,96 \
+		--repeats 3 --batch 2 --slo-ttft-ms 1000 --slo-itl-ms 50 --out $(OUT) $(BENCH)
+
 bench-peers: setup ## ours and other engines in turn on the same two cores; writes docs/benchmarks.md; BENCH="--fresh …" adds flags
 	@$(BIN)/python tools/bench_peers.py $(BENCH)
 
@@ -76,8 +81,9 @@ lock: env ## adds what pyproject.toml asks for to .venv and writes down the resu
 	{ echo "# The exact set that is built and tested; 'make lock' writes it."; \
 	  $(BIN)/pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v '^pip=='; } > requirements.lock
 
-# What the tests need from Debian: a C++ compiler, where there is none. Every other tool comes from the lock.
-DEBIAN_TOOLS := $(if $(shell command -v g++ || command -v c++ || command -v clang++),,g++)
+# What the tests need from Debian: a C++ compiler, where there is none, and Prometheus. Every other tool comes from the lock.
+DEBIAN_TOOLS := $(strip $(if $(shell command -v g++ || command -v c++ || command -v clang++),,g++) \
+	$(if $(shell command -v prometheus),,prometheus))
 
 ci-tools: ## installs what the tests need from Debian
 	@$(if $(DEBIAN_TOOLS),apt-get update && apt-get install -y --no-install-recommends $(DEBIAN_TOOLS),echo "ci-tools: nothing is needed from Debian")
