@@ -59,7 +59,13 @@ def verdict(ways: Mapping[str, Mapping[str, Any]], baseline: str, open_loop: boo
         return None
     words = {way: word_of(*_interval(figure), margin) for way, figure in rated.items()}
     sound = {way for way, figure in rated.items() if _sound(figure, ways[baseline])}
-    way = max(rated, key=lambda name: (name in sound, RANK[words[name][0]], rated[name]["ratio"]["mean"]))
+
+    def better(name: str) -> tuple[bool, int, bool, float]:
+        """Where nothing is gained, a service that may choose is the safer one."""
+        word = words[name][0]
+        return name in sound, RANK[word], word == NEUTRAL and bool(rated[name].get("adaptive")), rated[name]["ratio"]["mean"]
+
+    way = max(rated, key=better)
     word, decided = words[way]
     ratio, low, high = _interval(rated[way])
     if way not in sound:
@@ -159,50 +165,43 @@ def _advised(word: str, way: str, figure: Mapping[str, Any]) -> dict[str, Any]:
 def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """`cells` with a "verdict". `headline` for who reads nothing else; `advised` = what serves most cells."""
     found = [cell["verdict"] for cell in cells if cell.get("verdict")]
-    counts = {word: sum(one["word"] == word for one in found) for word in WORDS}
+    counts = {word: sum(one["word"] == word and one["decided"] for one in found) for word in WORDS}
+    counts["undecided"] = len(found) - sum(counts.values())
     if not found:
         return {"word": NEUTRAL, "headline": "Nothing was compared.", "counts": counts, "sentences": [], "advised": {}}
-    word = PAYS if counts[PAYS] else COSTS if counts[COSTS] == len(found) else NEUTRAL
-    return {
-        "word": word,
-        "headline": _sentence(counts, len(found)),
-        "counts": counts,
-        "sentences": [*_ranges(cells), *_undecided(found)],
-        "advised": _most(found),
-    }
+    word = PAYS if counts[PAYS] else COSTS if counts[COSTS] > len(found) / 2 else NEUTRAL
+    return {"word": word, "headline": _sentence(counts, len(found)), "counts": counts, "sentences": _ranges(cells), "advised": _most(found)}
 
 
 def _sentence(counts: Mapping[str, int], total: int) -> str:
-    if counts[PAYS] == total:
-        return "Speculation pays everywhere it was measured." if total > 1 else "Speculation pays."
-    if not counts[PAYS]:
-        if counts[COSTS] == total:
-            return "Speculation costs more than it gains."
-        return (
-            "Speculation makes no difference that was seen." if not counts[COSTS] else "Speculation pays nowhere, and costs in some cases."
-        )
-    return f"Speculation pays in {counts[PAYS]} of {total} cases."
+    every = {PAYS: "pays", COSTS: "costs more than it gains", NEUTRAL: "makes no difference"}
+    for word, told in every.items():
+        if counts[word] == total:
+            return f"Speculation {told}{' everywhere it was measured' if total > 1 else ''}."
+    if counts["undecided"] == total:
+        return "The intervals are too wide to decide."
+    parts = [f"pays in {counts[PAYS]} of {total} cases"]
+    parts += [f"costs in {counts[COSTS]}"] if counts[COSTS] else []
+    parts += [f"makes no difference in {counts[NEUTRAL]}"] if counts[NEUTRAL] else []
+    parts += [f"is undecided in {counts['undecided']}"] if counts["undecided"] else []
+    return f"Speculation {', '.join(parts)}."
 
 
 def _ranges(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     sentences = []
-    for word, told in ((PAYS, "It pays"), (NEUTRAL, "It makes no difference"), (COSTS, "It costs")):
-        of_word = [cell for cell in cells if cell.get("verdict") and cell["verdict"]["word"] == word]
-        if of_word:
-            ratios = [cell["verdict"]["ratio"] for cell in of_word]
-            where = "; ".join(cell["name"] for cell in of_word[:4]) + (f"; and {len(of_word) - 4} more" if len(of_word) > 4 else "")
+    judged = [(cell, cell["verdict"]) for cell in cells if cell.get("verdict")]
+    for word, decided, told in (
+        (PAYS, True, "It pays"), (NEUTRAL, True, "It makes no difference"), (COSTS, True, "It costs"), (NEUTRAL, False, "Undecided")
+    ):  # fmt: skip
+        held = [(cell["name"], one["ratio"]) for cell, one in judged if (one["word"], one["decided"]) == (word, decided)]
+        if held:
+            ratios = [ratio for _, ratio in held]
+            where = "; ".join(name for name, _ in held[:4]) + (f"; and {len(held) - 4} more" if len(held) > 4 else "")
             between = f"{min(ratios):.2f}" if len(ratios) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
             sentences.append(f"{told} ({between} times as fast) with {where}.")
+            if not decided:
+                sentences.append("There the interval is too wide to say: the same command with more --repeats goes on from here.")
     return sentences
-
-
-def _undecided(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    count = sum(not one["decided"] for one in found)
-    return (
-        [f"In {count} of {len(found)} cases the interval is too wide to decide: the same command with more --repeats goes on from here."]
-        if count
-        else []
-    )
 
 
 def _most(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

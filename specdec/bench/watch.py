@@ -1,5 +1,5 @@
 """What is seen beside the answers: where rounds spend their time, by the services' metrics, and the memory of their processes where they
-are on this machine. One look behind every turn, and one a second while turns run, for what only lives as long as they do.
+are on this machine. One look behind every turn, and two a second while turns run, for what only lives as long as they do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOURCES = {  # phase → (role, histogram, label)
 }
 ROLES = ("target", "draft", "orchestrator")
 SETTLE_S = 0.05  # metrics are recorded a moment after what they tell of
-SAMPLE_S = 1.0
+SAMPLE_S = 0.5
 KIB_OF = {"VmRSS": "resident_mib", "VmHWM": "peak_mib", "RssFile": "mapped_mib"}
 
 
@@ -104,7 +104,7 @@ class Watch:
 
     @contextlib.asynccontextmanager
     async def sampling(self) -> AsyncIterator[None]:
-        """Looks at levels once a second meanwhile."""
+        """Looks at levels meanwhile."""
         self._first = {process.name: memory_of(process.pid).get("resident_mib", 0.0) for process in self._processes if process.pid}
         self._before = await self._scraped()
         task = asyncio.create_task(self._sample())

@@ -32,8 +32,8 @@ whose order rotates, in every cell of the grid: kind, temperature, length of pro
 second, the ratio to none with its 95 % interval over the repeats, times, acceptance, how many texts differ from those of none, and a
 verdict: pays, neutral or costs, with what to set and why. A way that the service does not serve is left out with a note. Without --endpoint
 a target, a draft and an orchestrator are started on this machine and stopped at the end. With --out DIR raw times are kept as they come, an
-interrupted sweep goes on where it ended, also with more --repeats, and report.html is for whoever decides. Exit code 1 if a text differs where equality is promised.
-Ctrl-C prints and writes what is there."""
+interrupted sweep goes on where it ended, also with more --repeats, and report.html is for whoever decides. Exit code 1 if a text differs
+where equality is promised. Ctrl-C prints and writes what is there."""
 add_arguments = bench_flags.add_arguments
 
 

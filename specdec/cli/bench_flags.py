@@ -109,7 +109,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
 
 
 def sweep(found: Experiment) -> dict[str, Any]:
-    """What two parts of one sweep have in common. Not how many repeats there are: more of them narrow the intervals of those that are there."""
+    """What two parts of one sweep have in common. Not the number of repeats: more of them narrow the intervals."""
     from specdec.bench.prompts import fingerprint
 
     return {

@@ -94,9 +94,12 @@ def test_the_sweep_in_a_sentence() -> None:
         return str(verdict.summary(cells)["headline"])
 
     assert of(PAYS, PAYS) == "Speculation pays everywhere it was measured." and of(PAYS) == "Speculation pays."
-    assert of(PAYS, COSTS, NEUTRAL) == "Speculation pays in 1 of 3 cases."
+    assert of(PAYS, COSTS, NEUTRAL) == "Speculation pays in 1 of 3 cases, costs in 1, makes no difference in 1."
     assert of(COSTS) == "Speculation costs more than it gains." and "no difference" in of(NEUTRAL)
-    assert of(NEUTRAL, COSTS) == "Speculation pays nowhere, and costs in some cases." and of() == "Nothing was compared."
+    assert of(NEUTRAL, COSTS).startswith("Speculation pays in 0 of 2 cases, costs in 1") and of() == "Nothing was compared."
+    unsure = verdict.summary([{"name": "a", "verdict": {"word": NEUTRAL, "ratio": 1.4, "decided": False, "advised": {}}}])
+    assert "too wide to decide" in unsure["headline"] and "no difference" not in " ".join(unsure["sentences"])
+    assert "--repeats" in unsure["sentences"][1]
 
 
 def test_a_text_that_differs_is_found_in_its_cell_and_kind() -> None:
