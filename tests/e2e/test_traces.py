@@ -101,6 +101,7 @@ async def test_f181_f183_one_trace_with_rounds_and_linked_batches(rig: Rig) -> N
     assert all("parentSpanId" not in step and {link["spanId"] for link in step["links"]} <= verify for step in steps)
     assert any(len(step["links"]) > 1 for step in steps), "no batch with several sessions"
     assert SECRET not in str(rig.kept.spans)
+    assert {span["name"] for span in rig.kept.spans} == {"text_completion specdec", "generation", "verify", "draft", "engine step"}
 
 
 async def test_every_end_is_told(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from specdec.runtime import trace
 from specdec.runtime.metrics import GEN_AI_LABELS, METRICS, Kind
 from specdec.runtime.telemetry import Telemetry
+from tests.metric_names import alias_families, family
 
 
 @pytest.fixture
@@ -63,6 +65,17 @@ def test_every_metric_of_the_table_can_be_made_and_scraped(telemetry: Telemetry)
                 telemetry.gauge(name, lambda labels=labels: [(1, labels)])  # type: ignore[misc]
     text = scrape(telemetry)
     assert not [name for name in METRICS if name.replace(".", "_") not in text]
+
+
+def test_the_table_in_the_documents_is_this_one() -> None:
+    """docs/telemetry.md: a row for each, with its type, labels and words."""
+    text = (Path(__file__).parents[3] / "docs" / "telemetry.md").read_text()
+    rows = {row.split("`")[1]: row for row in text.split("## Metrics\n")[1].split("## Traces\n")[0].splitlines() if row.startswith("| `")}
+    for name, metric in METRICS.items():
+        found = family(name)
+        labels = ", ".join(f"`{label.replace('.', '_')}`" for label in metric.labels)
+        assert rows.pop(found.name, None) == f"| `{found.name}` | {found.type} | {labels} | {metric.description} |", name
+    assert set(rows) == {found.name for found in alias_families()}
 
 
 def test_unknown_names_and_labels_are_errors(telemetry: Telemetry) -> None:
