@@ -44,10 +44,11 @@ gpu-check: env ## the engine on this machine's GPU: is it right, and how far fro
 bench: setup ## with and without speculation on this machine: ratios, times, texts; BENCH="--out FILE …" adds flags
 	@$(BIN)/specdec bench $(BENCH)
 
-OUT ?= bench-small
-bench-small: setup ## a whole small sweep of the real pair in under ten minutes, with report.html in OUT=bench-small; goes on where it ended
+SWEEP ?= build/bench-small
+bench-small: setup ## a small sweep of the real pair in ten minutes: SWEEP=build/bench-small gets report.html; goes on where it ended
+	@mkdir -p $(SWEEP)
 	@$(BIN)/specdec bench --kinds code,creative --temperature 0,1 --concurrency 1,4 --prompt-tokens 48,384 --max-tokens 24,96 \
-		--repeats 3 --batch 2 --slo-ttft-ms 1000 --slo-itl-ms 50 --out $(OUT) $(BENCH)
+		--repeats 3 --batch 2 --slo-ttft-ms 1000 --slo-itl-ms 50 --out $(SWEEP) $(BENCH)
 
 bench-peers: setup ## ours and other engines in turn on the same two cores; writes docs/benchmarks.md; BENCH="--fresh …" adds flags
 	@$(BIN)/python tools/bench_peers.py $(BENCH)
