@@ -25,7 +25,7 @@ MOST_SECONDS = 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("result", nargs="?", type=Path, metavar="FILE|DIR", help="what `specdec bench --out` wrote")
+    parser.add_argument("results", nargs="*", type=Path, metavar="FILE|DIR", help="what `specdec bench --out` wrote, one a machine")
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="the orchestrator of a running service")
     add_credentials(parser)
     parser.add_argument(
@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     change = _change(arguments)
-    if (arguments.result is None) == (arguments.endpoint is None) and not (arguments.result is None and change.any):
+    if bool(arguments.results) == (arguments.endpoint is not None) and (arguments.results or not change.any):
         raise InvalidRequest("FILE|DIR", "name a result of `specdec bench --out`, or --endpoint, or tell --target-step-ms and --acceptance")
     if arguments.endpoint is not None:
         found = asyncio.run(_of_service(arguments, change))
-    elif arguments.result is not None:
-        found = _of_report(_read(arguments.result), change)
+    elif arguments.results:
+        found = _of_reports([(path, _read(path)) for path in arguments.results], change)
     else:
         found = _of_nothing(change)
     print(json.dumps(found) if arguments.json else "\n".join(found["lines"]))
@@ -82,6 +82,18 @@ def _read(path: Path) -> dict[str, Any]:
         raise InvalidRequest("FILE|DIR", f"{file}: {told}") from error
     except (OSError, ValueError, AttributeError) as error:
         raise InvalidRequest("FILE|DIR", f"{file}: {error}") from error
+
+
+def _of_reports(reports: list[tuple[Path, dict[str, Any]]], change: Change) -> dict[str, Any]:
+    """Of one: what it says. Of several: each under its name and machine."""
+    told = [_of_report(report, change) for _, report in reports]
+    if len(told) == 1:
+        return told[0]
+    lines = []
+    for (path, report), one in zip(reports, told, strict=True):
+        machine = report.get("machine") or {}
+        lines += [f"== {path}: {machine.get('processor', 'unknown machine')}, {machine.get('cores', '?')} cores", *one["lines"], ""]
+    return {"lines": lines, "results": [{"result": str(path), **one} for (path, _), one in zip(reports, told, strict=True)]}
 
 
 def _of_report(report: dict[str, Any], change: Change) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def test_of_a_result_and_what_if(result: Path, capsys: pytest.CaptureFixture[str
     assert main(["advise", str(result / "report.json"), "--rtt-ms", "20", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["what_if"]["modelled"] and found["what_if"]["rtt_ms"] == 20.0 and found["what_if"]["best_k"] > 0
+    assert main(["advise", str(result), str(result / "report.json")]) == 0
+    assert capsys.readouterr().out.count("one <of> many, 2 cores\nSpeculation") == 2, "one a machine"
     assert main(["advise", "--target-step-ms", "30", "--draft-step-ms", "3", "--acceptance", "0.7"]) == 0
     assert "modelled" in capsys.readouterr().out
 
