@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.client import Client, Delta, Finished
+from specdec.client import Client, Credentials, Delta, Finished, client_of
+from specdec.runtime.dial_flags import add_credentials, credential_fields
 from specdec.terms import SamplingParams
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
@@ -57,11 +58,11 @@ async def run_once(client: Client, prompt: str, sampling: SamplingParams, **opti
 
 
 async def compare(
-    endpoint: str, prompts: Sequence[dict[str, str]], sampling: SamplingParams, k: int | None, repeats: int
+    endpoint: str, credentials: Credentials, prompts: Sequence[dict[str, str]], sampling: SamplingParams, k: int | None, repeats: int
 ) -> list[dict[str, Any]]:
     """One row per prompt and repeat."""
     rows = []
-    async with Client(endpoint) as client:
+    async with client_of(endpoint, credentials) as client:
         await run_once(client, "Warm up.", sampling, num_speculative_tokens=k, seed=1)
         for repeat in range(repeats):
             for number, prompt in enumerate(prompts):
@@ -118,6 +119,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m specdec.bench.compare", description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--endpoint", required=True)
+    add_credentials(parser)
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help='JSON lines with "kind" and "prompt"')
     parser.add_argument("--max-tokens", type=int, default=112)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -127,7 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     prompts = [json.loads(line) for line in args.prompts.read_text().splitlines() if line.strip()]
     sampling = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens)
-    rows = asyncio.run(compare(args.endpoint, prompts, sampling, args.num_speculative_tokens, args.repeats))
+    rows = asyncio.run(
+        compare(args.endpoint, Credentials(**credential_fields(args)), prompts, sampling, args.num_speculative_tokens, args.repeats)
+    )
     summary = summarise(rows)
     if args.json:
         print(json.dumps({"summary": summary, "rows": rows}))

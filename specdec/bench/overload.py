@@ -25,8 +25,9 @@ from typing import Any
 
 from specdec.bench.figures import percentile
 from specdec.bench.load import PROMPTS, load_prompts
-from specdec.client import Client, Delta, Finished, Prompt
+from specdec.client import Client, Credentials, Delta, Finished, Prompt, client_of
 from specdec.errors import InvalidRequest, Overloaded, SpecdecError
+from specdec.runtime.dial_flags import add_credentials, credential_fields
 from specdec.terms import SamplingParams
 
 MAX_OPEN = 4000  # calls under way; below the most that a service takes at once, so that it is admission that refuses
@@ -187,7 +188,8 @@ async def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     prompts = [prompt for _, prompt in load_prompts(arguments.prompts)]
     sampling = SamplingParams(max_tokens=arguments.max_tokens, ignore_eos=True)
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Client(arguments.endpoint)) for _ in range(arguments.connections)]
+        credentials = Credentials(**credential_fields(arguments))
+        clients = [await stack.enter_async_context(client_of(arguments.endpoint, credentials)) for _ in range(arguments.connections)]
         await clients[0].wait_ready(10.0)
         return await measure(Crowd(clients, prompts, sampling, arguments.deadline_s), arguments)
 
@@ -203,6 +205,7 @@ def _pids(text: str) -> dict[str, int]:
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="specdec.bench.overload", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--endpoint", required=True, help="host:port of an orchestrator")
+    add_credentials(parser)
     parser.add_argument("--seconds", type=float, default=60.0, help="of overload")
     parser.add_argument("--factor", type=float, default=10.0, help="times the capacity")
     parser.add_argument("--peak-seconds", type=float, default=15.0, help="at each concurrency")

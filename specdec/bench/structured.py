@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from specdec.bench.compare import PROMPTS, Run, run_once
-from specdec.client import Client
+from specdec.client import Client, Credentials, client_of
 from specdec.grammar import GrammarCompiler
+from specdec.runtime.dial_flags import add_credentials, credential_fields
 from specdec.terms import Grammar, GrammarForm, SamplingParams
 from specdec.vocabulary import load_tokenizer
 
@@ -69,10 +70,12 @@ def label(kind: str, speculate: bool) -> str:
     return f"{kind}, {'on' if speculate else 'off'}"
 
 
-async def measure(endpoint: str, prompts: Sequence[str], sampling: SamplingParams, repeats: int) -> dict[str, list[Run]]:
+async def measure(
+    endpoint: str, credentials: Credentials, prompts: Sequence[str], sampling: SamplingParams, repeats: int
+) -> dict[str, list[Run]]:
     """Per way, one run for each prompt and repeat, in the same order."""
     runs: dict[str, list[Run]] = {label(*way): [] for way in WAYS}
-    async with Client(endpoint) as client:
+    async with client_of(endpoint, credentials) as client:
         for way in WAYS:  # grammars are compiled, caches filled
             await _once(client, "Warm up.", replace(sampling, max_tokens=8), way, 1)
         for number in range(repeats * len(prompts)):
@@ -176,6 +179,7 @@ def _rows(compiler: GrammarCompiler, grammar: Grammar, answers: Sequence[Sequenc
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m specdec.bench.structured", description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--endpoint", required=True)
+    add_credentials(parser)
     parser.add_argument("--tokenizer", type=Path, default=None, help="the target's folder: time the masks alone, too")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help='JSON lines with "prompt"')
     parser.add_argument("--max-tokens", type=int, default=96)
@@ -184,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     prompts = [json.loads(line)["prompt"] for line in args.prompts.read_text().splitlines() if line.strip()]
     sampling = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=True)
-    runs = asyncio.run(measure(args.endpoint, prompts, sampling, args.repeats))
+    runs = asyncio.run(measure(args.endpoint, Credentials(**credential_fields(args)), prompts, sampling, args.repeats))
     report = summarise(runs)
     if args.tokenizer is not None:
         report["masks"] = mask_times(args.tokenizer, runs)

@@ -8,43 +8,42 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec.cli import authority
+from specdec.cli.state import State
 from specdec.errors import InvalidRequest
-from specdec.runtime.settings import from_environment
+from specdec.runtime.dial_flags import add_credentials, credential_fields
 
 if TYPE_CHECKING:  # gRPC is loaded when it is needed: `--help` should not wait for it
     from specdec.client import Credentials
 
 CONNECT_S = 3.0
-# flag → (variable, what it stands for, help)
-FLAGS = {
-    "--tls-ca": ("SPECDEC_TLS_CA", "FILE", "speak TLS; PEM file of the authorities behind the service's certificate"),
-    "--tls-cert": ("SPECDEC_TLS_CLIENT_CERT", "FILE", "own certificate, where the service asks for one; needs --tls-key"),
-    "--tls-key": ("SPECDEC_TLS_CLIENT_KEY", "FILE", "private key of --tls-cert"),
-    "--tls-server-name": ("SPECDEC_TLS_SERVER_NAME", "NAME", "name in the service's certificate, where it is not the host"),
-    "--token-file": ("SPECDEC_TOKEN_FILE", "FILE", "file with the token that the service asks for"),
-}
+__all__ = ["CONNECT_S", "add_arguments", "add_credentials", "connected", "credentials_of", "endpoint_of"]
 
 
-def add_arguments(parser: argparse.ArgumentParser, endpoint_help: str = "the orchestrator", required: bool = True) -> None:
+def add_arguments(parser: argparse.ArgumentParser, endpoint_help: str = "the orchestrator") -> None:
     group = parser.add_argument_group("connection")
-    group.add_argument("--endpoint", required=required, metavar="HOST:PORT[,…]", help=f"{endpoint_help}; of several the next takes over")
+    group.add_argument("--endpoint", metavar="HOST:PORT[,…]", help=f"{endpoint_help}; of several the next takes over")
+    group.add_argument("--state", type=Path, metavar="DIR", help="folder of `specdec up`: its endpoint, and with --tls its certificates")
     add_credentials(group)
 
 
-def add_credentials(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
-    for flag, (variable, metavar, words) in FLAGS.items():
-        group.add_argument(flag, metavar=metavar, help=f"{words} (or {variable})")
+def endpoint_of(arguments: argparse.Namespace) -> str:
+    """Of the flag, else of the state folder. Raises InvalidRequest."""
+    if arguments.endpoint is not None:
+        return str(arguments.endpoint)
+    if arguments.state is None:
+        raise InvalidRequest("--endpoint", "is missing: host:port of an orchestrator, or --state DIR of a running `specdec up`")
+    return State(arguments.state).endpoint()
 
 
 def credentials_of(arguments: argparse.Namespace) -> Credentials:
-    """Of flags, else of the environment."""
+    """Of flags, else of the environment, else of the state folder."""
     from specdec.client import Credentials
 
-    said = {
-        flag: getattr(arguments, flag[2:].replace("-", "_"), None) or from_environment(variable) for flag, (variable, _, _) in FLAGS.items()
-    }
-    files = {flag[2:].replace("-", "_"): Path(value) for flag, value in said.items() if value and flag != "--tls-server-name"}
-    return Credentials(**files, tls_server_name=said["--tls-server-name"])  # type: ignore[arg-type]
+    fields = credential_fields(arguments)
+    if not any(name.startswith("tls") for name in fields) and (state := getattr(arguments, "state", None)) is not None:
+        fields |= authority.showing(State(state).tls)
+    return Credentials(**fields)
 
 
 @contextlib.asynccontextmanager

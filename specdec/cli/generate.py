@@ -53,7 +53,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     generate_request(prompt, sampling, **options)  # what the wire cannot carry is refused before anybody is asked
     answers = [TimedAnswer() for _ in range(options.get("n") or 1)]
     printer = None if arguments.json else Printer(answers)
-    async with connection.connected(arguments.endpoint, arguments) as client:
+    async with connection.connected(connection.endpoint_of(arguments), arguments) as client:
         try:
             await fill(answers, client, prompt, sampling, options, printer.show if printer else None)
         finally:

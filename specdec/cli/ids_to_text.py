@@ -37,5 +37,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _text(arguments: argparse.Namespace) -> str:
     ids = IDS.given(arguments)
-    async with connection.connected(arguments.endpoint, arguments) as client:
+    async with connection.connected(connection.endpoint_of(arguments), arguments) as client:
         return str(await client.detokenize(ids, skip_special_tokens=arguments.skip_special_tokens))

@@ -3,6 +3,7 @@
 endpoint          host:port of the orchestrator, written last: when it is there, the system serves; a restart does not change it
 processes.json    [{"role", "pid", "port", "metrics_port"}, …] of those that run or are being started again
 supervisor.json   who to stop, with start times, so that no stranger is ever hit
+tls/              with `up --tls`: the authority's certificate, and those of services and clients; see authority.py
 *.log             standard error of every process
 """
 
@@ -11,14 +12,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from specdec.cli.pids import ProcessId
+from specdec.errors import InvalidRequest
 
-ENDPOINT, PROCESSES, SUPERVISOR = "endpoint", "processes.json", "supervisor.json"
+ENDPOINT, PROCESSES, SUPERVISOR, TLS = "endpoint", "processes.json", "supervisor.json", "tls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,17 @@ class State:
         self._put(PROCESSES, json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
         self._put(ENDPOINT, endpoint + "\n")
 
+    @property
+    def tls(self) -> Path:
+        return self.folder / TLS
+
+    def endpoint(self) -> str:
+        """Of the system that serves. Raises InvalidRequest."""
+        try:
+            return (self.folder / ENDPOINT).read_text().strip()
+        except OSError:
+            raise InvalidRequest("--state", f"no system runs from {self.folder}; start one with `specdec up --state`") from None
+
     def processes(self) -> tuple[ProcessId | None, list[ProcessId]]:
         """The supervisor and its children as last written; none where nothing readable is."""
         try:
@@ -52,7 +66,8 @@ class State:
         return any(p.alive for p in (*children, *([supervisor] if supervisor else ())))
 
     def clear(self) -> None:
-        """Removes what says that something runs; logs stay."""
+        """Removes what says that something runs, and what it showed; logs stay."""
+        shutil.rmtree(self.tls, ignore_errors=True)
         for name in (ENDPOINT, PROCESSES, SUPERVISOR):
             with contextlib.suppress(FileNotFoundError):
                 (self.folder / name).unlink()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specdec.cli import authority
 from specdec.cli.supervisor import Child, Plan, Supervisor
 from specdec.errors import InvalidRequest
 from specdec.runtime.extras import need
@@ -30,6 +31,7 @@ class System:
     speculative_fanout: int | None = None
     port: int = 0
     pins: dict[str, str] = field(default_factory=dict)  # role → SPECDEC_CPU_AFFINITY
+    tls: Path | None = None  # folder of authority.py; None = plain text
 
     def check(self) -> None:
         """Raises NotInstalled where nothing can compute, InvalidRequest for models that are not there."""
@@ -71,6 +73,8 @@ class System:
     def _common(self, role: str) -> dict[str, str]:
         # Health answers on the main ports; a port of its own from our environment would be the same for all of them.
         common = {"HOST": HOST, "METRICS_PORT": "0", "HEALTH_PORT": "-1", "PRE_DRAIN_MS": "0", "DRAIN_MS": str(DRAIN_MS[role])}
+        if self.tls is not None:
+            common |= authority.serving(self.tls, role)
         return {**common, "CPU_AFFINITY": self.pins[role]} if role in self.pins else common
 
 

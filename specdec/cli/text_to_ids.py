@@ -36,5 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _ids(arguments: argparse.Namespace) -> list[int]:
     prompt, options = request.prompt_of(arguments), request.chat_options(arguments)
-    async with connection.connected(arguments.endpoint, arguments) as client:
+    async with connection.connected(connection.endpoint_of(arguments), arguments) as client:
         return list(await client.tokenize(prompt, add_special_tokens=not arguments.no_special_tokens, **options))

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from specdec.cli import system
+from specdec.cli import authority, system
 from specdec.cli.keeper import Keeper
 from specdec.cli.pids import identify
-from specdec.cli.state import ProcessEntry, State
+from specdec.cli.state import TLS, ProcessEntry, State
 from specdec.cli.supervisor import START_TIMEOUT_S, Child, Interrupted, Supervisor, tail
 from specdec.cli.system import HOST, System, parse_pins
 from specdec.errors import AlreadyExists, InvalidRequest, Unavailable
@@ -27,7 +27,8 @@ DAEMON = (sys.executable, "-m", "specdec.cli.main")
 DESCRIPTION = """\
 Starts N targets, M drafts and one orchestrator as processes on loopback ports and prints a ready line when they serve. Settings that have
 no flag come from SPECDEC_* variables, e.g. SPECDEC_DTYPE=float32. A process that ends later is started again on its port, at growing
-intervals; one that does not stay up ends the system. Ctrl-C, `specdec down`, or the end of this process ends all of them."""
+intervals; one that does not stay up ends the system. Ctrl-C, `specdec down`, or the end of this process ends all of them. With --tls the
+openssl program makes an authority for this system alone; commands with the same --state show its certificates."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pin", default="", metavar="ROLE=CPU,…", help="CPUs per role, e.g. target=0,draft=1,orchestrator=1")
     parser.add_argument("--detach", action="store_true", help="return when the system serves; needs --state")
     parser.add_argument("--state", type=Path, metavar="DIR", help="folder for endpoint, processes.json and logs")
+    parser.add_argument("--tls", action="store_true", help="mutual TLS between all of them, with an authority of its own; needs --state")
     parser.add_argument("--no-restart", action="store_true", help="a process that ends is told of, and the others go on without it")
     parser.add_argument("--report-fd", type=int, default=-1, help=argparse.SUPPRESS)
 
@@ -52,7 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
         speculative_fanout=arguments.speculative_fanout,
         port=arguments.port,
         pins=parse_pins(arguments.pin),
+        tls=arguments.state.absolute() / TLS if arguments.tls and arguments.state else None,
     )
+    if arguments.tls and chosen.tls is None:
+        raise InvalidRequest("--tls", "needs --state DIR, where the certificates will be")
     chosen.check()
     _check_port(arguments.port)
     state = None if arguments.state is None else State(arguments.state.absolute())
@@ -87,6 +92,8 @@ def _check_port(port: int) -> None:
 
 
 def _supervise(chosen: System, state: State | None, restart: bool, report_fd: int) -> int:
+    if chosen.tls is not None:
+        authority.make(chosen.tls)
     with _log_folder(state) as logs, Supervisor(logs, tell) as supervisor:
         try:
             tell(f"starting {chosen.targets} target(s), {chosen.drafts} draft(s); loading the models takes some seconds")

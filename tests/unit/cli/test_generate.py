@@ -13,7 +13,7 @@ import pytest
 from specdec.cli import main as command
 from specdec.cli import request
 from specdec.cli.main import main
-from specdec.client import generate_request
+from specdec.client import SyncClient, generate_request
 from specdec.seeds import answer_seed
 from specdec.terms import SamplingParams
 from specdec.v1 import common_pb2, generation_pb2
@@ -250,6 +250,27 @@ def test_endpoints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     assert "--endpoint: must be host:port" in one_line(capsys.readouterr())
     assert main(["generate", "--endpoint", "127.0.0.1:1", "--prompt", "x"]) == 2
     assert "nobody answers at 127.0.0.1:1" in one_line(capsys.readouterr())
+    assert main(["generate", "--prompt", "x"]) == 2
+    assert "--endpoint: is missing" in one_line(capsys.readouterr())
+
+
+def test_of_several_endpoints_the_next_takes_over(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["generate", "--prompt", "hi"], ["tokenize", "--prompt", "four"], ["detokenize", "--token-ids", "[1]"]):
+        assert main([words[0], "--endpoint", f"127.0.0.1:1, {endpoint}", *words[1:]]) == 0
+        assert capsys.readouterr().out
+    with SyncClient(f"127.0.0.1:1,{endpoint}") as client:
+        assert client.complete("hi").text == "Hello wörld" and client.tokenize("four") == (4, 1)
+
+
+def test_a_state_folder_names_the_endpoint(endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    say = ["tokenize", "--state", str(tmp_path), "--prompt", "four"]
+    assert main(say) == 2 and "--state: no system runs from" in capsys.readouterr().err
+    (tmp_path / "endpoint").write_text(endpoint + "\n")
+    assert main(say) == 0
+    (tmp_path / "tls").mkdir()
+    for name in ("ca.crt", "client.crt", "client.key"):
+        (tmp_path / "tls" / name).write_text("no certificate")
+    assert main(say) == 2, "what is there is used"
 
 
 # ---------------------------------------------------------------- what is printed

@@ -233,3 +233,13 @@ def test_down_leaves_strangers_alone(tmp_path: Path) -> None:
 
 def test_down_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert subprocess.run([*COMMAND, "down", "--state", str(tmp_path / "no")], capture_output=True, timeout=30).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--tls"], "--tls: needs --state DIR"), (["--tls", "--detach", "--state", "STATE"], "--tls: needs the openssl program")],
+)
+def test_tls_needs_a_folder_and_openssl(specdec: Run, tmp_path: Path, words: list[str], said: str) -> None:
+    done = specdec("up", *(word.replace("STATE", str(tmp_path / "state")) for word in words), PATH=str(tmp_path))
+    log = tmp_path / "state" / "up.log"
+    assert done.returncode == 2 and said in done.stderr + (log.read_text() if log.exists() else "")
