@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from specdec.bench.record import Run
 from specdec.bench.whatif import Setting
 
 MOST_BUSY = 0.8  # of a draft's time, beyond which another one is advised
+LEAST_SHARE = 0.05  # of rounds with a block, below which what they cost cannot be told
 MARGIN_K = 0.02  # what a longer block must gain beyond a shorter one, to be advised
 
 
@@ -23,7 +24,7 @@ def of_way(plain: Sequence[Run], runs: Sequence[Run], told: Mapping[str, Any]) -
     longer such a round might take and still gain; `curve` = [K, ratio] by the formula, with slots and acceptance as measured."""
     plain_ms, mixed_ms = timings.round_ms(plain), timings.round_ms(runs)
     share, block = told["share_with_block"], told["mean_block"]
-    if not plain_ms or not mixed_ms or not share or not block or not told["alpha"]:
+    if not plain_ms or not mixed_ms or share < LEAST_SHARE or not block or not told["alpha"]:
         return {}
     block_ms = max((mixed_ms - (1 - share) * plain_ms) / share, 0.01)
     slot_ms = max(0.0, block_ms - plain_ms) / block
@@ -127,9 +128,13 @@ def draft_busy(runs: Sequence[Run]) -> float | None:
 
 def memory(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The most of every process, MiB."""
+    return most_of(one for run in runs for one in run.seen.get("memory", ()))
+
+
+def most_of(told: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of the same name become one, of the largest numbers."""
     most: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        for one in run.seen.get("memory", ()):
-            held = most.setdefault(one["name"], dict(one))
-            held.update({key: max(held.get(key) or 0, value) for key, value in one.items() if isinstance(value, int | float)})
+    for one in told:
+        held = most.setdefault(one["name"], dict(one))
+        held.update({key: max(held.get(key) or 0, value) for key, value in one.items() if isinstance(value, int | float)})
     return list(most.values())

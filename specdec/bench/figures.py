@@ -103,7 +103,7 @@ def bootstrap_quantile(
 
 def careful_ratio(ours: Sequence[float], others: Sequence[float], confidence: float = CONFIDENCE) -> Ratio | None:
     """As `ratio`, with an interval that holds the bootstrap's as well. Of five repeats the percentile bootstrap alone holds the truth in
-    about 83 of 100 cases; Student's t holds it as promised where logarithms of ratios are near normal, the bootstrap where they are not."""
+    about 82 of 100 cases; Student's t holds it as promised where logarithms of ratios are near normal, the bootstrap where they are not."""
     found = ratio(ours, others, confidence)
     if found is None or found.low is None or found.high is None:
         return found

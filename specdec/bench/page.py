@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from specdec.bench import plots, style, tables
+from specdec.bench import economics, plots, style, tables
 
 SIGNS = {"pays": "▲ pays", "neutral": "● neutral", "costs": "▼ costs"}
 NO_PLOTS = "no figures in report.html: matplotlib is not installed here (pip install 'specdec[tools]')"
@@ -244,14 +244,10 @@ def _phases(ways: Mapping[str, Any]) -> str:
 
 
 def _memory(cells: Sequence[Mapping[str, Any]]) -> str:
-    most: dict[str, dict[str, Any]] = {}
-    for cell in cells:
-        for figure in cell["ways"].values():
-            for one in figure["memory"]:
-                held = most.setdefault(one["name"], dict(one))
-                held.update({key: max(held.get(key) or 0, value) for key, value in one.items() if isinstance(value, int | float)})
-    if not most:
-        return ""
+    told = economics.most_of(one for cell in cells for figure in cell["ways"].values() for one in figure["memory"])
+    if not told:
+        return "<h2>Memory</h2><p class='muted'>Nobody looked: --state DIR of `specdec up`, or --metrics, tells where to.</p>"
+    most = {one["name"]: one for one in told}
     columns = (
         ("before the first turn, MiB", lambda m: _whole(m.get("before_mib"))),
         ("most resident", lambda m: _whole(m.get("resident_mib"))),

@@ -27,10 +27,10 @@ class Asked:
     margin: float = verdict.MARGIN
 
 
-def report(outcome: Outcome, about: Mapping[str, Any], runs: Runs | None = None, asked: Asked = Asked()) -> dict[str, Any]:  # noqa: B008
+def report(outcome: Outcome, about: Mapping[str, Any], runs: Runs | None = None, asked: Asked | None = None) -> dict[str, Any]:
     """The JSON contract: `about` (machine, versions, command) first, then the settings, the summary, the cells, and, where no `runs` hold
     them, the raw times of every turn. One cell's turns are in memory at a time."""
-    experiment = outcome.experiment
+    experiment, asked = outcome.experiment, asked or Asked()
     kept = [run_of(done) for done in outcome.done]
     source: Runs = Kept(kept) if runs is None else runs
     cells, doubts, in_force = list[dict[str, Any]](), dict[str, None](), dict[str, Any]()

@@ -58,12 +58,7 @@ def within(said: Said, limits: Limits) -> bool:
     if limits.first_token_ms is not None and 1e3 * said.first_s > limits.first_token_ms:
         return False
     gaps = gaps_s(said)
-    return limits.between_ms is None or not gaps or 1e3 * quantile(gaps, 0.95) <= limits.between_ms
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """As numpy's default; 0.0 for no values."""
-    return float(np.quantile(np.asarray(values), share)) if len(values) else 0.0
+    return limits.between_ms is None or not gaps or 1e3 * figures.percentile(gaps, 0.95) <= limits.between_ms
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
@@ -80,7 +75,7 @@ def latencies(runs: Sequence[Run]) -> dict[str, Any]:
         ("between_arrivals", [gap for one in answers for gap in gaps_s(one)]),
         ("answer", [one.total_s for one in answers]),
     ):
-        found |= {f"{name}_ms_p{100 * share:.0f}": round(1e3 * quantile(values, share), 2) for share in QUANTILES}
+        found |= {f"{name}_ms_p{100 * share:.0f}": round(1e3 * figures.percentile(values, share), 2) for share in QUANTILES}
     jitters = _known([jitter_s(one) for one in answers])
     found["jitter_ms"] = round(1e3 * float(np.mean(jitters)), 2) if jitters else 0.0
     found["first_token_ms_p50_ci"] = _interval(runs, lambda run: [one.first_s for one in run.answers], 0.5)

@@ -138,7 +138,7 @@ def _why(figure: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
                                f"{modelled[round(figure['mean_block'])]:.2f} times")  # fmt: skip
         else:
             reasons.append("at this cost of a round not even a draft that is always right would pay")
-    elif not figure.get("share_with_block"):
+    elif figure.get("share_with_block", 0.0) < economics.LEAST_SHARE:
         reasons.append("hardly any round had a block: there is no draft, or the service found that it does not pay")
     first, before = figure.get("first_token_ms_p50", 0.0), base.get("first_token_ms_p50", 0.0)
     if before and first > SLOW_FIRST_TOKEN * before:
