@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.cli.connection import add_credentials, connected
+from specdec.cli.connection import add_credentials, connected, endpoint_of
 from specdec.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics", metavar="[ROLE=]H:P,…", help=f"metrics port of the orchestrator, and of others (default: port {METRICS_PORT})"
     )
-    parser.add_argument("--state", type=Path, metavar="DIR", help="folder of `specdec up`, which tells the ports")
+    parser.add_argument("--state", type=Path, metavar="DIR", help="folder of `specdec up`: its endpoint and ports")
     parser.add_argument("--seconds", type=float, default=0.0, metavar="S", help="look at so long a while (default: all since the start)")
     group = parser.add_argument_group("what if")
     group.add_argument("--rtt-ms", type=float, metavar="MS", help="round trip between orchestrator and pools")
@@ -43,9 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     change = _change(arguments)
-    if bool(arguments.results) == (arguments.endpoint is not None) and (arguments.results or not change.any):
+    runs = arguments.endpoint is not None or arguments.state is not None
+    if bool(arguments.results) == runs and (arguments.results or not change.any):
         raise InvalidRequest("FILE|DIR", "name a result of `specdec bench --out`, or --endpoint, or tell --target-step-ms and --acceptance")
-    if arguments.endpoint is not None:
+    if runs:
         found = asyncio.run(_of_service(arguments, change))
     elif arguments.results:
         found = _of_reports([(path, _read(path)) for path in arguments.results], change)
@@ -122,7 +123,7 @@ def _of_nothing(change: Change) -> dict[str, Any]:
 async def _of_service(arguments: argparse.Namespace, change: Change) -> dict[str, Any]:
     from specdec.bench import advice
 
-    async with connected(arguments.endpoint, arguments) as client:
+    async with connected(endpoint_of(arguments), arguments) as client:
         info = await client.get_model_info()
     addresses = _addresses(arguments)
     before = await _scraped(addresses) if arguments.seconds else {}

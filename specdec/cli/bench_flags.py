@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--repeats", type=int, default=5, metavar="N", help="pairs behind a ratio's interval (default: %(default)s)")
     how.add_argument("--batch", type=int, default=4, metavar="N", help="questions of a turn, at least one a stream (default: %(default)s)")
     how.add_argument("--ignore-eos", action="store_true", help="every answer has --max-tokens tokens")
-    how.add_argument("--cold-prompts", action="store_true", help="with --endpoint: do not ask each question once before its ways")
+    how.add_argument("--cold-prompts", action="store_true", help="a service that runs: do not ask each question once before its ways")
     how.add_argument("--state", type=Path, metavar="DIR", help="folder of `specdec up`: its endpoint and certificates, memory and metrics")
     how.add_argument("--metrics", metavar="ROLE=H:P,…", help="metrics ports to look at, e.g. orchestrator=10.0.0.1:9464,target=…,draft=…")
     judged = parser.add_argument_group("verdict")

@@ -63,7 +63,8 @@ def test_of_a_running_service(endpoint: str, metrics: str, tmp_path: Path, capsy
     assert "1000 rounds, 80% of them with a block" in text and "pays (modelled)" in text
     state = [{"role": "orchestrator", "pid": 1, "port": 2, "metrics_port": int(metrics.partition(":")[2])}]
     (tmp_path / "processes.json").write_text(json.dumps(state))
-    assert main(["advise", "--endpoint", endpoint, "--state", str(tmp_path), "--acceptance", "0.9", "--json"]) == 0
+    (tmp_path / "endpoint").write_text(endpoint + "\n")
+    assert main(["advise", "--state", str(tmp_path), "--acceptance", "0.9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["what_if"]["alphas"] == [0.9]
     assert main(["advise", "--endpoint", endpoint, "--metrics", f"draft={metrics}"]) == 2
     assert "orchestrator" in capsys.readouterr().err
