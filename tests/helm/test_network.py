@@ -44,13 +44,17 @@ def test_by_default_anybody_calls_and_nobody_does_more() -> None:
 
 
 def test_clients_callers_and_those_who_ask_for_health_are_named() -> None:
-    mine: list[Object] = [{"podSelector": {"matchLabels": {"app": "other"}}}]
-    net = Net({"networkPolicy": {"clients": mine, "orchestrators": mine, "health": mine, "metrics": [], "scaler": []}})
-    assert net.passes(NEIGHBOUR, "orchestrator", 50051) and net.passes("test", "orchestrator", 50051)
-    assert not net.passes(OUTSIDER, "orchestrator", 50051) and not net.passes(WORLD, "orchestrator", 50051)
-    for component, port in {"target": 50052, "draft": 50053}.items():
-        assert net.passes(NEIGHBOUR, component, port) and net.passes("orchestrator", component, port)
-        assert net.passes(NEIGHBOUR, component, 50050) and not net.passes(SCRAPER, component, 9464)
+    named = {who: Party(who, {"is": who}) for who in ("client", "sibling", "balancer")}
+    client, sibling, balancer = ([{"podSelector": {"matchLabels": {"is": who}}}] for who in named)
+    net = Net({"networkPolicy": {"clients": client, "orchestrators": sibling, "health": balancer, "metrics": [], "scaler": []}})
+    for who, party in named.items():
+        for component, port in {"orchestrator": 50051, "target": 50052, "draft": 50053}.items():
+            assert net.passes(party, component, port) == (who == ("client" if component == "orchestrator" else "sibling"))
+            assert net.passes(party, component, 50050) == (who == "balancer")
+            assert not net.passes(party, component, 9464)
+    assert net.passes("test", "orchestrator", 50051) and not net.passes(WORLD, "orchestrator", 50051)
+    assert not any(net.passes(SCRAPER, component, 9464) for component in ("orchestrator", "target", "draft"))
+    assert net.passes("orchestrator", "target", 50052) and net.passes("orchestrator", "draft", 50053)
 
 
 def test_without_tests_their_pod_has_no_way_in() -> None:
