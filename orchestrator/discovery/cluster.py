@@ -17,7 +17,6 @@ MAX_BYTES = 16 << 20  # of a list, or of one event
 CHUNK_BYTES = 1 << 16
 MAX_TOLD = 400  # characters of a refusal
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-OUTSIDE = "neither the service account of a pod nor a kubeconfig (KUBECONFIG, or ~/.kube/config) can be used"
 
 Json = dict[str, Any]
 
@@ -43,10 +42,7 @@ class Cluster:
         self._service, self._connect_s = service, connect_s
         configuration = client.Configuration()
         configuration.retries = False  # what follows a failure is decided here
-        try:
-            own = _configure(configuration, config)
-        except Exception as error:  # the loaders raise whatever comes of a file that is none
-            raise Refused("error", f"{OUTSIDE}: {error}") from error
+        own = _configure(configuration, config)
         self._namespace = service.namespace or own
         self._client = client.ApiClient(configuration)
         self._ask: Any = client.DiscoveryV1Api(self._client).list_namespaced_endpoint_slice
@@ -133,14 +129,18 @@ class Cluster:
 
 
 def _configure(configuration: Any, config: Any) -> str:
-    """Where the API server is and who asks: the pod's service account, else a kubeconfig. The namespace that goes with it."""
+    """Where the API server is, and who asks: the pod's service account, else a kubeconfig. The namespace of both. Raises Refused."""
     try:
         config.load_incluster_config(client_configuration=configuration)
-    except config.ConfigException:
+        return NAMESPACE_FILE.read_text().strip()
+    except (config.ConfigException, OSError) as error:
+        inside = error
+    try:
         config.load_kube_config(client_configuration=configuration)
-        context = config.list_kube_config_contexts()[1]["context"]
-        return str(context.get("namespace") or "default")
-    return NAMESPACE_FILE.read_text().strip()
+        return str(config.list_kube_config_contexts()[1]["context"].get("namespace") or "default")
+    except Exception as error:  # the loader raises whatever comes of a file that is none
+        what = f"no service account of a pod ({inside}), and no kubeconfig in KUBECONFIG or ~/.kube/config ({error})"
+        raise Refused("error", what) from error
 
 
 def _event(line: bytes) -> Json:

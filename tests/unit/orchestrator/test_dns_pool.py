@@ -160,6 +160,15 @@ async def test_F135_a_new_record_gets_traffic_and_F136_none_at_all_is_survived(m
             assert "waits" in two.sessions
 
 
+async def test_F162_an_endpoint_that_refuses_connections_gets_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server("127.0.0.1")
+    Name(monkeypatch, server.address, "127.0.0.9")
+    async with server.serving(0) as port, driving(port) as driver:
+        await until(lambda: len(driver.pools.targets.peers) == 2 and up(driver) == 1)
+        assert await asyncio.gather(*(ask(driver, f"s{i}") for i in range(20))) == [[7]] * 20
+        assert len(server.sessions) == 20
+
+
 async def test_F149_first_success_soon_after_the_port_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The back-off is as long as it gets."""
     monkeypatch.setattr(peers, "FIRST_BACKOFF_S", peers.LAST_BACKOFF_S)
