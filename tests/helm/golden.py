@@ -28,8 +28,12 @@ SHOWN = "defaults"
 
 
 def without_version(found: Object) -> Object:
-    """The object without labels that each release of the chart changes; images keep their tag."""
+    """The object without labels that each release of the chart changes, and without files of the chart; images keep their tag."""
     found = copy.deepcopy(found)
+    if found["kind"] == "PrometheusRule":
+        found["spec"] = sorted(found["spec"])
+    if found["kind"] == "ConfigMap":
+        found["data"] = sorted(found["data"])
     templates = [found, (found.get("spec") or {}).get("template") or {}] if isinstance(found.get("spec"), dict) else [found]
     for part in templates:
         for label in OF_A_RELEASE:

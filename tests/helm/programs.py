@@ -37,7 +37,7 @@ def folders() -> dict[str, str]:
 def helm(*arguments: str, version: str = HELM_4, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """One command. Nothing of the user's own helm is read."""
     home = Path(folders()[version]) / "home"
-    env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "HELM_NAMESPACE": NAMESPACE}
+    env = {"HOME": str(home), "PATH": "/usr/bin:/bin", "HELM_NAMESPACE": NAMESPACE, "GOGC": "off"}  # a render is over before it pays
     program = str(Path(folders()[version]) / "helm")
     return subprocess.run([program, *arguments], input=stdin, env=env, capture_output=True, text=True, timeout=60)
 

@@ -18,7 +18,7 @@ class Scene:
     files: tuple[str, ...] = ()
     release: str = RELEASE
     waived: tuple[str, ...] = ()
-    kubernetes: str = ""  # helm's own idea of it, or a version
+    kubernetes: str = "1.37"
     since: int = 29  # the oldest Kubernetes 1.x that knows what is asked for
 
 
@@ -109,6 +109,6 @@ SCENES: dict[str, Scene] = _OWN | {file: Scene(files=(file,), waived=WAIVED.get(
 
 @functools.cache
 def scene(name: str, kubernetes: str = "") -> Render:
-    """What helm makes of a scene, for a version of Kubernetes; rendered once. Not to be changed."""
+    """What helm makes of a scene, for its own or another version of Kubernetes; rendered once. Not to be changed."""
     chosen = SCENES[name]
     return render(chosen.values, *chosen.files, release=chosen.release, kubernetes=kubernetes or chosen.kubernetes)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 
 import kubernetes_validate
 import pytest
 
 from tests.helm.node_tools import custom_problems
 from tests.helm.objects import Object
+from tests.helm.programs import CHART
 from tests.helm.scenes import SCENES, scene
 
 SUPPORTED = [f"1.{minor}" for minor in range(29, 38)]
 ALWAYS = (SUPPORTED[0], SUPPORTED[4], SUPPORTED[-1])
+BRANCH = re.compile(r'semverCompare "[<>=]+1\.(\d+)')
+BRANCHES_BELOW = 31  # what templates ask the cluster's version for is the same from here on
 CORE = {"v1", "apps/v1", "batch/v1", "policy/v1", "autoscaling/v2", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1"}
+
 
 # The schemas of one version are read once, not for each object.
 kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
@@ -33,7 +38,8 @@ def problem(found: Object, version: str) -> str:
 def objects(version: str, core: bool) -> list[Object]:
     """Each object of all renders for a version of Kubernetes once: Kubernetes' own kinds, or those of operators."""
     minor = int(version.split(".")[1])
-    every = (found for name in SCENES if SCENES[name].since <= minor for found in scene(name, version).objects)
+    asked = version if minor < BRANCHES_BELOW else ""
+    every = (found for name in SCENES if SCENES[name].since <= minor for found in scene(name, asked).objects)
     texts = {json.dumps(found, sort_keys=True) for found in every if (found["apiVersion"] in CORE) == core}
     return [json.loads(text) for text in sorted(texts)]
 
@@ -70,3 +76,8 @@ def test_operators_know_every_custom_resource() -> None:
     ] == []
     for twin, problems in zip(twins, told[len(custom) :], strict=True):
         assert any("unheardOf" in problem for problem in problems), twin["kind"]
+
+
+def test_templates_branch_on_no_later_version() -> None:
+    asked = {int(minor) for file in (CHART / "templates").rglob("*") if file.is_file() for minor in BRANCH.findall(file.read_text())}
+    assert asked and max(asked) <= BRANCHES_BELOW

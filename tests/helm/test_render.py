@@ -12,8 +12,10 @@ import yaml
 from tests.helm.objects import NotRendered, Object, ci_files, parse, render
 from tests.helm.programs import CHART, HELM_3, HELM_4, helm, template
 from tests.helm.scenes import SCENES, scene
+from tests.helm.test_kubernetes_schemas import CORE, SUPPORTED, problem
 
 VERSIONS = [HELM_3, HELM_4]
+MODEL_OF_ODD_NAMES = {"source": "pvc", "pvc": {"claimName": "1"}}
 
 
 def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
@@ -37,10 +39,9 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("name", SCENES)
 def test_both_helms_render_the_same(name: str) -> None:
     chosen = SCENES[name]
-    older = render(chosen.values, *chosen.files, version=HELM_3, release=chosen.release, kubernetes=chosen.kubernetes or "1.37")
-    newer = scene(name) if chosen.kubernetes else scene(name, "1.37")
-    assert by_name(older.objects) == by_name(newer.objects)
-    assert len(older.objects) == len(newer.objects)
+    older = render(chosen.values, *chosen.files, version=HELM_3, release=chosen.release, kubernetes=chosen.kubernetes)
+    assert by_name(older.objects) == by_name(scene(name).objects)
+    assert len(older.objects) == len(scene(name).objects)
 
 
 def test_a_package_renders_as_its_folder(tmp_path: Path) -> None:
@@ -78,11 +79,30 @@ def test_a_release_can_be_installed_twice() -> None:
 
 
 def test_everything_is_in_the_namespace_of_the_release() -> None:
+    """Rights are where they are needed."""
     for name in SCENES:
         for found in scene(name).objects:
             ours = found["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by")
-            if ours and not found["kind"].startswith("Cluster"):
+            if ours and not found["kind"].startswith(("Cluster", "Role")):
                 assert found["metadata"].get("namespace") == "models", f"{name}: {found['kind']}/{found['metadata']['name']}"
+
+
+def test_names_that_look_like_numbers_stay_texts() -> None:
+    """YAML reads 123 and true as something else; Kubernetes refuses a label or a name that is no text."""
+    odd = {"priorityClassName": "0", "serviceAccount": {"create": False, "name": "1"}, "tokenizer": MODEL_OF_ODD_NAMES}
+    values = {
+        "nameOverride": "1e3",
+        "fullnameOverride": "front",
+        "orchestrator": odd,
+        "target": {"model": MODEL_OF_ODD_NAMES, "pools": {"true": {}, "null": {"runtimeClassName": "0"}}},
+        "auth": {"existingSecret": "0", "existingSecretKey": "0", "allowInsecure": True},
+        "discovery": {"type": "kubernetes"},
+        "imagePullSecrets": ["1"],
+    }
+    done = template(values, release="123", more=["--namespace", "456"])
+    assert done.returncode == 0, done.stderr
+    found = parse(done.stdout).objects
+    assert [told for owner in found if owner["apiVersion"] in CORE and (told := problem(owner, SUPPORTED[-1]))] == []
 
 
 def test_an_upgrade_changes_no_selector() -> None:

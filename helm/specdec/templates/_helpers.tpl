@@ -29,8 +29,8 @@ end at 63. A longer one is cut and keeps a hash, so that two long names do not b
 
 {{/* Takes dict "root" $ "component" c ["pool" p]; component may be "". */}}
 {{- define "specdec.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "specdec.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "specdec.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .component }}
 app.kubernetes.io/component: {{ . }}
 {{- end }}
@@ -137,7 +137,7 @@ The image of a workload: registry/repository:tag@digest. The orchestrator's has 
 {{- if $secrets -}}
 imagePullSecrets:
   {{- range $secrets | uniq }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end -}}
 {{- end -}}

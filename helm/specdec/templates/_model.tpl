@@ -33,15 +33,15 @@ own, the files of target.model that a tokenizer needs. Takes dict "root" $ "comp
 - name: model
 {{- if eq .source "pvc" }}
   persistentVolumeClaim:
-    claimName: {{ .pvc.claimName }}
+    claimName: {{ .pvc.claimName | quote }}
     readOnly: true
 {{- else if eq .source "hostPath" }}
   hostPath:
-    path: {{ .hostPath.path }}
+    path: {{ .hostPath.path | quote }}
     type: Directory
 {{- else if eq .source "image" }}
   image:
-    reference: {{ .image.reference }}
+    reference: {{ .image.reference | quote }}
     pullPolicy: {{ .image.pullPolicy }}
 {{- else if .hf.volume }}
   {{- toYaml .hf.volume | nindent 2 }}
@@ -87,8 +87,8 @@ Takes dict "root" $ "component" c "values" v "model" m.
     - name: HF_TOKEN
       valueFrom:
         secretKeyRef:
-          name: {{ .model.hf.existingSecret }}
-          key: {{ .model.hf.existingSecretKey }}
+          name: {{ .model.hf.existingSecret | quote }}
+          key: {{ .model.hf.existingSecretKey | quote }}
     {{- end }}
   resources:
     {{- toYaml (.model.hf.resources | default .values.resources) | nindent 4 }}

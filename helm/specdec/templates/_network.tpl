@@ -38,7 +38,7 @@ Rules of the network policies. Ports are those of pods: a policy is asked behind
   to:
     - namespaceSelector:
         matchLabels:
-          kubernetes.io/metadata.name: {{ . }}
+          kubernetes.io/metadata.name: {{ . | quote }}
   {{- end }}
 {{- end -}}
 {{- end -}}
@@ -73,7 +73,7 @@ Rules of the network policies. Ports are those of pods: a policy is asked behind
 - to:
     - namespaceSelector:
         matchLabels:
-          kubernetes.io/metadata.name: {{ $namespace }}
+          kubernetes.io/metadata.name: {{ $namespace | quote }}
   {{- if regexMatch "^[0-9]+$" $port }}
   ports:
     {{- include "specdec.tcp" (list $port) | nindent 4 }}
@@ -122,7 +122,7 @@ Rules of the network policies. Ports are those of pods: a policy is asked behind
     {{- if $namespace }}
     - namespaceSelector:
         matchLabels:
-          kubernetes.io/metadata.name: {{ $namespace }}
+          kubernetes.io/metadata.name: {{ $namespace | quote }}
     {{- else }}
     {{- toYaml $root.Values.networkPolicy.egress.hub | nindent 4 }}
     {{- end }}

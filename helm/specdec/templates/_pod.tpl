@@ -3,10 +3,10 @@
 {{- define "specdec.scheduling" -}}
 {{- $values := .values -}}
 {{- with $values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $values.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with $values.nodeSelector }}
 nodeSelector:
@@ -43,33 +43,33 @@ topologySpreadConstraints:
 {{- $front := eq .component "orchestrator" -}}
 - name: tmp
   emptyDir:
-    sizeLimit: {{ $all.tmp.sizeLimit }}
+    sizeLimit: {{ $all.tmp.sizeLimit | quote }}
 {{ include "specdec.modelVolume" .model }}
 {{- with (.values.shm | default dict).sizeLimit }}
 - name: shm
   emptyDir:
     medium: Memory
-    sizeLimit: {{ . }}
+    sizeLimit: {{ . | quote }}
 {{- end }}
 {{- if and $front $all.tls.front.enabled }}
 - name: front
   secret:
-    secretName: {{ include "specdec.frontSecret" .root }}
+    secretName: {{ include "specdec.frontSecret" .root | quote }}
     defaultMode: 0440
 {{- end }}
 {{- if $all.tls.internal.enabled }}
 - name: internal
   secret:
-    secretName: {{ ternary (include "specdec.orchestratorSecret" .root) (include "specdec.poolsSecret" .root) $front }}
+    secretName: {{ ternary (include "specdec.orchestratorSecret" .root) (include "specdec.poolsSecret" .root) $front | quote }}
     defaultMode: 0440
 {{- end }}
 {{- if and $front $all.auth.existingSecret }}
 - name: auth
   secret:
-    secretName: {{ $all.auth.existingSecret }}
+    secretName: {{ $all.auth.existingSecret | quote }}
     defaultMode: 0440
     items:
-      - key: {{ $all.auth.existingSecretKey }}
+      - key: {{ $all.auth.existingSecretKey | quote }}
         path: tokens
 {{- end }}
 {{- with .values.extraVolumes }}
@@ -119,7 +119,7 @@ apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
   name: {{ include "specdec.objectName" . }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "specdec.labels" . | nindent 4 }}
 spec:
@@ -154,7 +154,7 @@ apiVersion: v1
 kind: Service
 metadata:
   name: {{ include "specdec.objectName" . }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "specdec.labels" . | nindent 4 }}
 spec:

@@ -66,7 +66,7 @@ name: {{ .name }}
 - type: External
   external:
     metric:
-      name: {{ $scaling.hpa.metricName }}
+      name: {{ $scaling.hpa.metricName | quote }}
       selector:
         matchLabels:
           {{- merge (dict "signal" $signal) $labels ($scaling.hpa.matchLabels | default dict) | toYaml | nindent 10 }}
@@ -95,7 +95,7 @@ name: {{ .name }}
     ignoreNullValues: "false"
   {{- with .keda.prometheus.authenticationRef }}
   authenticationRef:
-    name: {{ . }}
+    name: {{ . | quote }}
   {{- end }}
 {{- end -}}
 
@@ -145,7 +145,7 @@ apiVersion: {{ ternary "keda.sh/v1alpha1" "autoscaling/v2" $keda }}
 kind: {{ ternary "ScaledObject" "HorizontalPodAutoscaler" $keda }}
 metadata:
   name: {{ $name }}
-  namespace: {{ $root.Release.Namespace }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "specdec.labels" $names | nindent 4 }}
 spec:

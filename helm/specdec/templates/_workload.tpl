@@ -12,7 +12,7 @@ apiVersion: apps/v1
 kind: Deployment
 metadata:
   name: {{ include "specdec.objectName" $names }}
-  namespace: {{ $root.Release.Namespace }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "specdec.labels" $names | nindent 4 }}
 spec:
@@ -80,7 +80,7 @@ checksum/extra-objects: {{ toJson . | sha256sum }}
 {{- $values := .values -}}
 {{- $root := .root -}}
 {{- $watches := and (eq .component "orchestrator") (eq (include "specdec.watches" $root) "true") -}}
-serviceAccountName: {{ include "specdec.serviceAccountName" . }}
+serviceAccountName: {{ include "specdec.serviceAccountName" . | quote }}
 {{- /* Nobody but an orchestrator that watches EndpointSlices talks to the API. */}}
 automountServiceAccountToken: {{ $watches }}
 {{- /* Services of a release called specdec would otherwise arrive as SPECDEC_… variables. */}}
