@@ -88,12 +88,13 @@ def test_F82_draft_lost(stack: Stack, reference: Completion, number: signal.Sign
     assert finished.speculative.num_rounds > finished.speculative.num_spec_steps  # it went on without
 
 
-def test_F82_draft_comes_back(stack: Stack, reference: Completion) -> None:
-    draft = stack.drafts[0]
+def test_F82_a_draft_of_another_model_comes_in_its_place(stack: Stack, reference: Completion, tmp_path: Path) -> None:
+    """Its speculation pauses and goes on; nothing else of the answer depends on it."""
+    draft, other = stack.drafts[0], save_tiny(tmp_path / "other", seed=1)
 
     def restart() -> None:
         draft.kill()
-        wait_ready(stack.begin_draft(PORT=str(draft.port)))
+        wait_ready(stack.begin_draft(PORT=str(draft.port), MODEL=str(other)))
 
     ids, _ = stream_with(stack.endpoint, 60, restart)
     assert ids == reference.token_ids

@@ -1,4 +1,5 @@
-"""Real targets behind one name, scaled from one to two to one while answers run: nothing is lost, and the texts are those of one target.
+"""Real targets behind one name, scaled from one to two to one and then replaced while answers run: nothing is lost, and the texts are those
+of one target.
 
 The orchestrator's core runs in this process, so that its resolver can be a script. The targets listen on two addresses of the loopback net.
 """
@@ -44,10 +45,15 @@ class Targets:
             self.port = free.getsockname()[1]
         settings = {"MODEL": str(model), "DTYPE": "float64", "SELF_TEST": "false", "PORT": str(self.port), "DRAIN_MS": "1500"}
         self.processes: list[Process] = []
+        self._settings, self._folder = settings, folder
         for address in ADDRESSES:
-            self.processes.append(start("target", "target_service", {**settings, "HOST": address}, folder))
+            self.begin(address)
         for process in self.processes:
             wait_ready(process)
+
+    def begin(self, address: str) -> Process:
+        self.processes.append(start("target", "target_service", {**self._settings, "HOST": address}, self._folder))
+        return self.processes[-1]
 
     def resolve(self, host: str, port: int, **kinds: Any) -> list[tuple[Any, ...]]:
         assert host == "pool"
@@ -152,3 +158,16 @@ async def test_F135_F152_scaled_to_two_one_stalls_and_back_to_one(targets: Targe
         assert await asyncio.to_thread(targets.processes[0].popen.wait, 10) == 0
         assert not any(lost) and set(moved) == {"draining"}, "all had left before it ended"
         await until(lambda: set(driver.pools.targets.peers) == {two}, 5)
+
+        fresh = targets.begin(ADDRESSES[0])
+        await asyncio.to_thread(wait_ready, fresh)
+        running = answers(driver, "e")
+        await until(lambda: decided(driver) > 20)
+        targets.records.append(ADDRESSES[0])
+        await until(lambda: len(driver.pools.targets.eligible()) == 2, 5)
+        targets.processes[1].popen.send_signal(signal.SIGTERM)
+        targets.records.remove(ADDRESSES[1])
+        assert await running == reference, "one after the other was replaced, and no answer noticed"
+        assert await asyncio.to_thread(targets.processes[1].popen.wait, 10) == 0
+        assert not any(lost) and set(moved) == {"draining"}
+        assert await answers(driver, "f") == reference and set(driver.pools.targets.places.sessions) <= {one}
