@@ -4,8 +4,8 @@
 
 Two systems of simulated engines run side by side, one without spans and one that traces every request, all three services of it, to the
 silent collector. The same requests go to them in turns; the time between two messages of one answer is what a client feels. Printed are
-the medians over the turns of each side's median and 99th percentile, and their ratio. Exit code 1 where the median is more than 3 % or
-the 99th percentile more than 10 % worse.
+the medians over the turns of each side's median and 99th percentile, the CPU time of its three services for a token (which a busy machine
+changes little), and the ratios. Exit code 1 where the median is more than 3 % or the 99th percentile more than 10 % worse.
 
 Simulated engines leave the CPU to the services, so that what is measured is their own work; times of a real engine are longer and the
 ratios nearer to 1.
@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import socket
 import statistics
 import sys
@@ -39,10 +40,11 @@ SIDES = ("off", "hung")
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Of one side, medians over the turns, ms."""
+    """Of one side, medians over the turns. `cpu_us` = of its services, for a token; 0 where the system does not tell."""
 
     median_ms: float
     p99_ms: float
+    cpu_us: float
 
 
 @contextlib.contextmanager
@@ -80,11 +82,21 @@ async def gaps(client: Client, streams: int, max_tokens: int, seed: int) -> list
     return found
 
 
-async def turns(endpoints: Mapping[str, str], repeats: int, streams: int, max_tokens: int) -> dict[str, Side]:
+def cpu_s(running: Services) -> float:
+    """User and system time of its processes so far (Linux)."""
+    ticks = 0
+    for service in running.running:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{service.process.pid}/stat").read_text().rpartition(") ")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def turns(systems: Mapping[str, Services], repeats: int, streams: int, max_tokens: int) -> dict[str, Side]:
     """The order within a pair of turns alternates."""
-    percentiles: dict[str, list[tuple[float, float]]] = {side: [] for side in endpoints}
+    seen: dict[str, list[tuple[float, float, float]]] = {side: [] for side in systems}
     async with contextlib.AsyncExitStack() as exit:
-        clients = {side: await exit.enter_async_context(Client(endpoint)) for side, endpoint in endpoints.items()}
+        clients = {side: await exit.enter_async_context(Client(one.orchestrator.endpoint)) for side, one in systems.items()}
         for client in clients.values():
             await client.wait_ready(30)
             while not (await client.get_model_info()).draft_available:
@@ -92,9 +104,11 @@ async def turns(endpoints: Mapping[str, str], repeats: int, streams: int, max_to
             await gaps(client, streams, max_tokens // 4, 0)
         for turn, order in zip(range(repeats), itertools.cycle((SIDES, SIDES[::-1]))):  # noqa: B905 - one of them has no end
             for side in order:
+                before = cpu_s(systems[side])
                 measured = sorted(await gaps(clients[side], streams, max_tokens, 100 * turn))
-                percentiles[side].append((statistics.median(measured), measured[int(0.99 * len(measured))]))
-    return {side: Side(*(statistics.median(column) for column in zip(*rows, strict=True))) for side, rows in percentiles.items()}
+                spent_us = 1e6 * (cpu_s(systems[side]) - before) / (streams * max_tokens)
+                seen[side].append((statistics.median(measured), measured[int(0.99 * len(measured))], spent_us))
+    return {side: Side(*(statistics.median(column) for column in zip(*rows, strict=True))) for side, rows in seen.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,18 +126,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             system(arguments.model, arguments.step_ms, {}) as off,
             system(arguments.model, arguments.step_ms, {"OTLP_ENDPOINT": url}) as hung,
         ):
-            endpoints = {"off": off.orchestrator.endpoint, "hung": hung.orchestrator.endpoint}
-            found = asyncio.run(turns(endpoints, arguments.repeats, arguments.streams, arguments.max_tokens))
+            found = asyncio.run(turns({"off": off, "hung": hung}, arguments.repeats, arguments.streams, arguments.max_tokens))
     except SpecdecError as error:
         print(f"specdec.bench.telemetry: {error}", file=sys.stderr)
         return 2
-    median, p99 = found["hung"].median_ms / found["off"].median_ms, found["hung"].p99_ms / found["off"].p99_ms
+    off_, hung_ = found["off"], found["hung"]
+    median, p99, cpu = hung_.median_ms / off_.median_ms, hung_.p99_ms / off_.p99_ms, hung_.cpu_us / (off_.cpu_us or 1.0)
     if arguments.json:
-        print(json.dumps({**{side: asdict(one) for side, one in found.items()}, "median_ratio": median, "p99_ratio": p99}))
+        ratios = {"median_ratio": median, "p99_ratio": p99, "cpu_ratio": cpu}
+        print(json.dumps({**{side: asdict(one) for side, one in found.items()}, **ratios}))
     else:
         for side, one in found.items():
-            print(f"{side:<5} median {one.median_ms:7.3f} ms   p99 {one.p99_ms:7.3f} ms")
-        print(f"ratio median {median:7.3f}      p99 {p99:7.3f}")
+            print(f"{side:<5} median {one.median_ms:7.3f} ms   p99 {one.p99_ms:7.3f} ms   CPU {one.cpu_us:6.0f} us a token")
+        print(f"ratio median {median:7.3f}      p99 {p99:7.3f}      CPU {cpu:6.3f}")
     return 0 if median <= MOST_MEDIAN and p99 <= MOST_P99 else 1
 
 

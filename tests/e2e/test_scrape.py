@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from specdec.bench import telemetry
 from specdec.cli.main import main
 from specdec.client import Client, Completion
 from specdec.runtime.metrics import METRICS
@@ -241,3 +242,13 @@ def test_f177_a_silent_collector_delays_no_exit(questioned: Stack, tmp_path: Pat
 async def ask_some(endpoint: str) -> None:
     async with Client(endpoint) as client:
         await asyncio.gather(*(client.complete(PROMPT, SamplingParams(max_tokens=4), seed=i) for i in range(3)))
+
+
+@pytest.mark.long
+def test_f176_tokens_of_a_traced_system_are_as_fast(questioned: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole measurement. Time belongs to a machine that may be busy; what the services compute for a token is theirs."""
+    words = ["--model", str(questioned.target_model), "--repeats", "5", "--max-tokens", "120", "--json"]
+    assert telemetry.main(words) in (0, 1)
+    found = json.loads(capsys.readouterr().out)
+    assert found["off"]["median_ms"] > 1 and found["median_ratio"] < 2
+    assert found["cpu_ratio"] < 1.5, found
