@@ -136,7 +136,8 @@ class Session:
     @property
     def lacks(self) -> int:
         """Tokens to draft before the next round could use one: it has no usable proposal. 0 = it has, or wants none."""
-        return min(self.wanted, max(0, (1 if self.block_end is None else 2) - self.usable))
+        lacking = (1 if self.block_end is None else 2) - self.usable
+        return min(self.wanted, lacking) if lacking > 0 else 0
 
     @property
     def hungry(self) -> bool:
