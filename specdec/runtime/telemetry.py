@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 from wsgiref.simple_server import WSGIServer
 
 from opentelemetry import trace
@@ -94,6 +94,7 @@ class Telemetry:
         self._watch_itself()
         if metrics_port >= 0:
             self._http, _ = start_http_server(metrics_port, host, self._registry)
+            self._http.set_app(_as_text(self._http.get_app()))
             self.metrics_port = self._http.server_port
         self._tracers: TracerProvider | None = None
         self._outbound: Outbound | None = None
@@ -196,6 +197,17 @@ class _Ended(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         if span.context is not None and span.context.trace_flags.sampled:
             self._put(span)
+
+
+def _as_text(app: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Answers in Prometheus' text format whatever is asked for: prometheus_client's OpenMetrics has no colon in the names of samples, so
+    vLLM's would be there under names that nobody looks for."""
+    assert app is not None
+
+    def asked(environ: dict[str, Any], start: Any) -> Any:
+        return app({**environ, "HTTP_ACCEPT": ""}, start)
+
+    return asked
 
 
 def _span_context(header: str) -> trace.SpanContext | None:

@@ -78,6 +78,25 @@ def test_the_table_in_the_documents_is_this_one() -> None:
     assert set(rows) == {found.name for found in alias_families()}
 
 
+OPEN = "application/openmetrics-text;version=1.0.0"
+ASKED_FOR = {  # what scrapers say that they take
+    "nothing": "",
+    "Prometheus 2": f"{OPEN},application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "Prometheus 3": f"{OPEN};escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4",
+}
+
+
+@pytest.mark.parametrize("scraper", ASKED_FOR)
+def test_vllms_names_are_the_same_for_every_scraper(telemetry: Telemetry, scraper: str) -> None:
+    telemetry.counter("specdec.draft.rounds").add(2)
+    telemetry.aliases(lambda: "a model", lambda: 0.25)
+    request = urllib.request.Request(f"http://127.0.0.1:{telemetry.metrics_port}/metrics", headers={"Accept": ASKED_FOR[scraper]})
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        text = answer.read().decode()
+    assert 'vllm:spec_decode_num_drafts_total{engine="0",model_name="a model"} 2.0' in text
+    assert "\nvllm:kv_cache_usage_perc{" in text and "vllm_" not in text
+
+
 def test_unknown_names_and_labels_are_errors(telemetry: Telemetry) -> None:
     with pytest.raises(ValueError, match="not a counter"):
         telemetry.counter("specdec.nope")
