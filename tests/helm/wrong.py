@@ -122,6 +122,11 @@ TOGETHER: list[tuple[str, Values]] = [
     ("target.extraEnv", at("target.extraEnv", [{"name": "SPECDEC_PORT", "value": "1"}])),
     ("target.progressDeadlineSeconds", at("target.progressDeadlineSeconds", 60)),
     ("grpcRoute.parentRefs", at("grpcRoute.enabled", True)),
+    ("target.replicas", at("target.replicas", None)),
+    ("tls.front", at("tls.front", None)),
+    ("draft.autoscaling.keda.fallback.replicas", at("draft.autoscaling.keda.fallback.replicas", None)),
+    ("target.extraVolumes", at("target.extraVolumes", [{"name": "model", "emptyDir": {}}])),
+    ("orchestrator.tokenizer.source", at("target.pools.a.model", {"source": "pvc", "pvc": {"claimName": "weights"}})),
     ("fullnameOverride", at("fullnameOverride", "1st")),
     ("fullnameOverride", at("fullnameOverride", "a.b")),
 ]
