@@ -25,6 +25,9 @@ def of_report(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"{report['differing']} texts differ from those without speculation: a defect; do not use it before it is understood")
     if report.get("simulated"):
         lines.append("simulated: nothing here says how fast a model is")
+    (_, _, *titles), *rows = tables.slices(report.get("slices", []))
+    for row in rows:
+        lines.append(f"  {row[0]}: {', '.join(f'{way} {part}' for way, part in zip(titles, row[2:], strict=True) if part)}")
     for cell in report["cells"]:
         if cell["verdict"]:
             told = tables.reasons(cell)

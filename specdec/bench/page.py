@@ -35,6 +35,7 @@ def page(report: Report) -> tuple[str, list[str]]:
     parts = [
         _top(report),
         _matrix(cells),
+        _slices(report["slices"]),
         _advice(report),
         *([_section("Speed", drawn[:2])] if drawn[:2] else []),
         *([_section("Why", drawn[2:])] if drawn[2:] else []),
@@ -131,6 +132,26 @@ def _verdict_cell(given: Mapping[str, Any] | None) -> str:
     between = "" if given["low"] is None else f"<br><small>{given['low']:.2f} to {given['high']:.2f}</small>"
     unsure = "" if given["decided"] else "?"
     return f'<td class="{given["word"]}"><b>{SIGNS[given["word"]]}{unsure}</b> {given["ratio"]:.2f}× {_text(given["way"])}{between}</td>'
+
+
+def _slices(slices: Sequence[Mapping[str, Any]]) -> str:
+    """Values of what was varied, over all cells that have them."""
+    if len(slices) < 2:
+        return ""
+    ways = list(dict.fromkeys(way for one in slices for way in one["ways"]))
+    head = "".join(f"<th>{_text(way)}</th>" for way in ways)
+    rows = "".join(
+        f"<tr><th>{_text(one['name'])}</th><td>{one['cells']}</td>{''.join(_slice_cell(one['ways'].get(way)) for way in ways)}</tr>"
+        for one in slices
+    )
+    return (
+        f'<h2>By what was varied</h2><div class="scroll"><table class="matrix"><tr><th></th><th>cells</th>{head}</tr>{rows}</table></div>'
+        "<p class='muted'>Cells and repeats together, as if each cell were as frequent: a slice may be sure where its cells are not.</p>"
+    )
+
+
+def _slice_cell(one: Mapping[str, Any] | None) -> str:
+    return "<td>–</td>" if one is None else _verdict_cell({**one, "ratio": one["mean"], "way": ""})
 
 
 def _advice(report: Report) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from specdec.bench import economics, figures, timings, verdict, whatif
+from specdec.bench import economics, figures, slices, timings, verdict, whatif
 from specdec.bench.experiment import AUTO, FIXED, NONE, Cell, Experiment, Outcome
 from specdec.bench.record import Run, Said, run_of, to_json
 from specdec.bench.store import Kept
@@ -40,6 +40,7 @@ def report(outcome: Outcome, about: Mapping[str, Any], runs: Runs | None = None,
             cells.append(cell_of(experiment, cell, found, asked))
             doubts |= dict.fromkeys(_doubts(experiment, found))
             in_force |= {run.turn.way: dict(run.settings) for run in found if run.settings}
+    together = slices.slices(cells, asked.margin, experiment.baseline)
     return {
         "format": FORMAT,
         **about,
@@ -47,7 +48,8 @@ def report(outcome: Outcome, about: Mapping[str, Any], runs: Runs | None = None,
         "complete": outcome.complete,
         "notes": [*outcome.notes, *doubts],
         "settings": _settings(experiment, asked) | {"in_force": in_force},
-        "summary": verdict.summary(cells),
+        "summary": verdict.summary(cells, slices.sentence(together)),
+        "slices": together,
         "break_even_load": _loads(cells),
         "cells": cells,
         "differing": sum(figure["differing"] or 0 for cell in cells for figure in cell["ways"].values()),
@@ -106,12 +108,14 @@ def _compared(held: Mapping[int, Run], base: Mapping[int, Run], cell: Cell) -> d
     promises the distribution, not the text."""
     both = sorted(held.keys() & base.keys())
     if cell.rate is None:
-        found = figures.careful_ratio([held[r].rate for r in both], [base[r].rate for r in both])
+        ours, others = [held[r].rate for r in both], [base[r].rate for r in both]
     else:
-        found = figures.careful_ratio([_mean_s(base[r]) for r in both], [_mean_s(held[r]) for r in both])
+        ours, others = [_mean_s(base[r]) for r in both], [_mean_s(held[r]) for r in both]
+    found = figures.careful_ratio(ours, others)
     promised = all(_text_is_promised(held[r]) for r in both)
     return {
         "ratio": None if found is None else {key: value if value is None else round(value, 4) for key, value in asdict(found).items()},
+        "pairs": [round(a / b, 4) for a, b in zip(ours, others, strict=True) if a > 0 and b > 0],
         "differing": sum(not same_text(a, b) for r in both for a, b in _pairs(held[r], base[r])) if promised else None,
     }
 

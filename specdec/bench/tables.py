@@ -55,6 +55,22 @@ def reasons(cell: Mapping[str, Any]) -> list[str]:
     return [] if given is None else [f"{given['word']}: {advice(given['advised'])}", *(f"  {reason}" for reason in given["reasons"])]
 
 
+def slices(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Titles and one row a slice."""
+    ways = list(dict.fromkeys(way for one in found for way in one["ways"]))
+    rows = [["", "cells", *ways]]
+    for one in found:
+        rows.append([one["name"], str(one["cells"]), *(_slice(one["ways"].get(way)) for way in ways)])
+    return rows
+
+
+def _slice(one: Mapping[str, Any] | None) -> str:
+    if one is None:
+        return ""
+    between = "" if one["low"] is None else f" ({one['low']:.2f} - {one['high']:.2f})"
+    return f"{one['mean']:.2f}x{between} {one['word']}{'' if one['decided'] else '?'}"
+
+
 def advice(advised: Mapping[str, Any]) -> str:
     """Settings in words."""
     if advised.get("disable_spec_decode"):

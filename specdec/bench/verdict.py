@@ -162,15 +162,17 @@ def _advised(word: str, way: str, figure: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- of the whole sweep
 
 
-def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`cells` with a "verdict". `headline` for who reads nothing else; `advised` = what serves most cells."""
+def summary(cells: Sequence[Mapping[str, Any]], together: str = "") -> dict[str, Any]:
+    """`cells` with a "verdict"; `together` = a sentence on all of them. `headline` for who reads nothing else; `advised` = what serves most
+    cells."""
     found = [cell["verdict"] for cell in cells if cell.get("verdict")]
     counts = {word: sum(one["word"] == word and one["decided"] for one in found) for word in WORDS}
     counts["undecided"] = len(found) - sum(counts.values())
     if not found:
         return {"word": NEUTRAL, "headline": "Nothing was compared.", "counts": counts, "sentences": [], "advised": {}}
     word = PAYS if counts[PAYS] else COSTS if counts[COSTS] > len(found) / 2 else NEUTRAL
-    return {"word": word, "headline": _sentence(counts, len(found)), "counts": counts, "sentences": _ranges(cells), "advised": _most(found)}
+    sentences = [*([together] if together else []), *_ranges(cells)]
+    return {"word": word, "headline": _sentence(counts, len(found)), "counts": counts, "sentences": sentences, "advised": _most(found)}
 
 
 def _sentence(counts: Mapping[str, int], total: int) -> str:

@@ -163,6 +163,8 @@ def _show(work: _Work) -> int:
         print(paint.table(tables.table(cell)))
         print("\n".join(tables.reasons(cell)) + "\n")
     print(paint.heading(found["summary"]["headline"], colour))
+    if found["slices"]:
+        print(paint.table(tables.slices(found["slices"])))
     print("\n".join(found["summary"]["sentences"]))
     for note in found["notes"]:
         print(f"note: {note}")

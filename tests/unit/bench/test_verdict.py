@@ -7,7 +7,9 @@ import io
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
 
 from specdec.bench import advice, economics, tables, verdict
 from specdec.bench.advice import Change
@@ -144,6 +146,22 @@ def test_csv_has_a_line_for_every_cell_and_way(found: dict[str, Any]) -> None:
         and {line["kind"] for line in lines} == {"code", "creative"}
     )
     assert float(lines[1]["ratio"]) == cell(found, "1 stream, T = 0, code")["ways"][FIXED]["ratio"]["mean"]
+
+
+def test_slices_are_the_pairs_of_their_cells_together(found: dict[str, Any]) -> None:
+    """A slice is surer than its cells, and tells what was varied and nothing else."""
+    told = {one["name"]: one for one in found["slices"]}
+    assert list(told) == ["all cells", "kind code", "kind creative", "1 stream", "8 streams"]
+    assert (told["all cells"]["cells"], told["kind code"]["cells"], told["all cells"]["ways"][FIXED]["pairs"]) == (4, 2, 4 * GRID.repeats)
+    pairs = [pair for name in ("1 stream", "8 streams") for pair in cell(found, f"{name}, T = 0, code")["ways"][FIXED]["pairs"]]
+    low, high = scipy.stats.t.interval(0.95, len(pairs) - 1, np.log(pairs).mean(), scipy.stats.sem(np.log(pairs)))
+    one = told["kind code"]["ways"][FIXED]
+    assert one["mean"] == pytest.approx(scipy.stats.gmean(pairs), abs=1e-3)
+    assert one["low"] <= np.exp(low) + 1e-3 and one["high"] >= np.exp(high) - 1e-3
+    assert told["kind creative"]["ways"][FIXED]["word"] == COSTS
+    assert found["summary"]["sentences"][0].startswith("Over all 4 cases together: fixed ")
+    rows = tables.slices(found["slices"])
+    assert len(rows) == 6 and {len(row) for row in rows} == {4}
 
 
 # ---------------------------------------------------------------- advice
