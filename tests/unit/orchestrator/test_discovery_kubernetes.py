@@ -26,7 +26,7 @@ from tests.api_server import ApiServer, endpoint, slice_of
 from tests.certificates import LOOPBACK, Authority
 
 CONFIG = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
-LONG = Pace(watch_s=60, connect_s=5, list_s=5, first_pause_s=0.01, last_pause_s=0.05, calm_s=60)
+LONG = Pace(watch_s=600, connect_s=5, list_s=5, first_pause_s=0.01, last_pause_s=0.05, calm_s=60)
 SHORT = Pace(watch_s=1, connect_s=5, list_s=5, first_pause_s=0.01, last_pause_s=0.05, calm_s=60)
 DEAF = replace(SHORT, watch_s=0.1, margin_s=0.1)
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
@@ -75,6 +75,13 @@ async def until(happened: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not happened():
             await asyncio.sleep(0.002)
+
+
+def write(file: Path, text: str) -> None:
+    """In one moment, as Kubernetes swaps a token."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(file)
 
 
 def unseen(server: ApiServer, *slices: dict[str, Any]) -> None:
@@ -130,7 +137,7 @@ async def test_F154_whatever_ends_at_once_makes_no_hot_loop(server: ApiServer, h
 
     server.watches.extend([end] * 1000)
     async with following(replace(LONG, first_pause_s=0.03, last_pause_s=0.12)) as seen:
-        await until(lambda: server.count(watch=False) == 7)
+        await until(lambda: server.count(watch=False) >= 7)
         lists = [asked.at_s for asked in server.asked if not asked.watch]
         assert min(pauses[2:]) >= 0.06, f"half of the longest pause at least: {pauses}"
         assert all(after - before >= pause for (before, after), pause in zip(pairwise(lists), pauses, strict=False))
@@ -144,7 +151,7 @@ async def test_F156_a_watch_that_is_silent_for_ever_is_given_up(server: ApiServe
     server.watches.append(silence)
     async with following(DEAF) as seen:
         await seen.sees(A)
-        await until(lambda: server.count(watch=True) == 1)
+        await until(lambda: server.count(watch=True) >= 1)
         server.put(slice_of("s", endpoint(B, "b")))
         await seen.sees(B)
         assert seen.failed[:1] == ["timeout"]
@@ -172,7 +179,7 @@ async def test_F158_a_token_that_is_exchanged(
     file.write_text("first")
     async with following(SHORT) as seen:
         await seen.sees(A)
-        file.write_text("second")
+        write(file, "second")
         server.token = "second"
         server.put(slice_of("s", endpoint(B, "b")))
         await seen.sees(B)
@@ -181,8 +188,8 @@ async def test_F158_a_token_that_is_exchanged(
         server.token = "third"
         await until(lambda: seen.failed.count("denied") > 3)
         assert seen.told[-1] == {B}
-        assert [r.__dict__["reason"] for r in caplog.records if "401" in r.__dict__.get("reason", "")], "said once"
-        file.write_text("third")
+        assert len([record for record in caplog.records if "401" in record.__dict__.get("reason", "")]) == 1, "said once"
+        write(file, "third")
         server.put(slice_of("s", endpoint(C, "c")))
         await seen.sees(C)
 
@@ -205,7 +212,7 @@ async def test_F158_the_service_account_of_a_pod(monkeypatch: pytest.MonkeyPatch
         server.put(slice_of("s", endpoint(A, "a")))
         async with following(SHORT) as seen:
             await seen.sees(A)
-            token.write_text("second")
+            write(token, "second")
             server.token = "second"
             server.put(slice_of("s", endpoint(B, "b")))
             await seen.sees(B)
@@ -282,7 +289,7 @@ async def test_what_was_known_stands_while_no_list_is_to_be_had(
     server: ApiServer, how: Any, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with following(replace(SHORT, list_s=0.2)) as seen:
+    async with following(replace(SHORT, list_s=0.2) if kind == "timeout" else SHORT) as seen:
         await seen.sees(A)
         server.lists.extend([how] * 1000)
         await until(lambda: seen.failed.count(kind) >= 2)
