@@ -41,9 +41,9 @@ def choose_rows(queued: Sequence[Session], limits: Limits, cost: StepCost, away:
     return chosen + [(session, _row(session, limits, size)) for session, size in _pieces(prefills, left)]
 
 
-def waiting_rows(queued: Iterable[Session]) -> int:
-    """Rows that the Steps of `queued` sessions still want, prompts included."""
-    return sum(_todo(session) + _block(session) for session in queued)
+def waiting_rows(waiting: Iterable[Session]) -> int:
+    """Rows that the Steps of these sessions still want, prompts included."""
+    return sum(max(1, _todo(session)) + _block(session) for session in waiting)
 
 
 def returning(sessions: Iterable[Session], now_ms: float, within_ms: float) -> int:

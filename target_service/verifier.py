@@ -85,8 +85,10 @@ class Verifier:
     @property
     def queued(self) -> list[Session]:
         """Sessions whose Step waits, in the order of their turns."""
-        waiting = [s for s in self._sessions.values() if s.pending is not None and not s.pending.scoring]
-        return sorted(waiting, key=rank)
+        return sorted(self._waiting(), key=rank)
+
+    def _waiting(self) -> list[Session]:
+        return [s for s in self._sessions.values() if s.pending is not None and not s.pending.scoring]
 
     def hold_ms(self, now_ms: float) -> float:
         """How much longer to wait before the next step."""
@@ -98,8 +100,8 @@ class Verifier:
 
     def backlog_ms(self) -> float:
         """How much longer all Steps that wait or run take together than one of them alone: what they wait for each other."""
-        queued, scoring = self.queued, [row for s, row in self._flying if s.pending is not None and s.pending.scoring]
-        steps, rows = len(queued) + len(scoring), waiting_rows(queued) + sum(len(row.tokens) for row in scoring)
+        waiting, scoring = self._waiting(), [row for s, row in self._flying if s.pending is not None and s.pending.scoring]
+        steps, rows = len(waiting) + len(scoring), waiting_rows(waiting) + sum(len(row.tokens) for row in scoring)
         return self._takes_ms(rows) - self._takes_ms(rows // steps) if steps > 1 else 0.0
 
     def _takes_ms(self, rows: int) -> float:
