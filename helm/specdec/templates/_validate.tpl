@@ -26,74 +26,6 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- $seconds -}}
 {{- end -}}
 
-{{/*
-Keys that templates count on, under the keys that hold them. helm takes a key away whose value is null, and its default with it: what
-comes then is a template's error at best, and no replicas at worst.
-*/}}
-{{- define "specdec.neededOfRelease" -}}
-"": [global, commonLabels, image, network, discovery, networkPolicy, grpcRoute, auth, tls, podSecurityContext, containerSecurityContext, tmp,
-  telemetry, podMonitor, alerts, dashboards, orchestrator, target, draft, tests]
-image: [slim, model]
-image.slim: [repository, pullPolicy]
-image.model: [repository, pullPolicy]
-network: [listenAddress]
-discovery: [type]
-networkPolicy: [enabled, egress]
-networkPolicy.egress: [restrict]
-auth: [existingSecretKey]
-tls: [certManager, front, internal]
-tls.certManager: [duration, renewBefore]
-tls.front: [enabled, issuerRef]
-tls.internal: [enabled, issuerRef]
-tmp: [sizeLimit]
-podMonitor: [enabled, interval, scrapeTimeout]
-alerts: [enabled]
-dashboards: [enabled]
-tests: [enabled, timeoutSeconds, prompt, maxTokens, tokenSecretKey]
-orchestrator: [tokenizer, service]
-orchestrator.tokenizer: [hf]
-orchestrator.service: [type, port, externalTrafficPolicy]
-{{- end -}}
-{{- define "specdec.neededOfWorkload" -}}
-"": [config, autoscaling, resources, affinity, probes, podDisruptionBudget, podLabels, replicas, loadSeconds, minReadySeconds, preStopSeconds,
-  serviceAccount]
-autoscaling: [type, minReplicas, maxReplicas]
-probes: [startup, liveness, readiness]
-probes.startup: [periodSeconds, timeoutSeconds]
-probes.liveness: [periodSeconds, timeoutSeconds, failureThreshold]
-probes.readiness: [periodSeconds, timeoutSeconds, failureThreshold]
-podDisruptionBudget: [enabled, unhealthyPodEvictionPolicy]
-serviceAccount: [create]
-{{- end -}}
-{{- define "specdec.neededOfPool" -}}
-"": [model, gpu, shm]
-model: [source, pvc, hostPath, hf, image]
-model.hf: [repository, existingSecretKey, allowPatterns]
-gpu: [count, resourceName]
-autoscaling: [thresholds, hpa, keda]
-autoscaling.hpa: [metricName]
-autoscaling.keda: [trigger, pollingInterval, cooldownPeriod, fallback, prometheus]
-autoscaling.keda.fallback: [failureThreshold, replicas]
-{{- end -}}
-
-{{/* Takes dict "found" "key" k (of values, "" = all) "values" v "needed" map. */}}
-{{- define "specdec.validateComplete" -}}
-{{- range $path, $keys := .needed -}}
-{{-   $at := $.values -}}
-{{-   range splitList "." $path -}}
-{{-     if and . (kindIs "map" $at) -}}{{- $at = get $at . -}}{{- end -}}
-{{-   end -}}
-{{-   if kindIs "map" $at -}}
-{{-     range $key := $keys -}}
-{{-       if or (not (hasKey $at $key)) (kindIs "invalid" (get $at $key)) -}}
-{{-         $name := list $.key $path $key | compact | join "." -}}
-{{-         include "specdec.problem" (list $.found (printf "%s: it may not be null; leave it out for its default" $name)) -}}
-{{-       end -}}
-{{-     end -}}
-{{-   end -}}
-{{- end -}}
-{{- end -}}
-
 {{/* Ends the rendering when problems were found. Takes dict "root" "found". */}}
 {{- define "specdec.refuse" -}}
 {{- if .found.list -}}
@@ -104,14 +36,7 @@ autoscaling.keda.fallback: [failureThreshold, replicas]
 {{/* Ends the rendering when a rule is broken. Takes the root. */}}
 {{- define "specdec.validate" -}}
 {{- $found := dict "list" list -}}
-{{- include "specdec.validateComplete" (dict "found" $found "key" "" "values" .Values "needed" (include "specdec.neededOfRelease" . | fromYaml)) -}}
-{{- range $component := list "orchestrator" "target" "draft" -}}
-{{-   $complete := dict "found" $found "key" $component "values" (get $.Values $component) -}}
-{{-   include "specdec.validateComplete" (merge (dict "needed" (include "specdec.neededOfWorkload" $ | fromYaml)) $complete) -}}
-{{-   if ne $component "orchestrator" -}}
-{{-     include "specdec.validateComplete" (merge (dict "needed" (include "specdec.neededOfPool" $ | fromYaml)) $complete) -}}
-{{-   end -}}
-{{- end -}}
+{{- include "specdec.findNulls" (dict "root" . "found" $found) -}}
 {{- include "specdec.refuse" (dict "root" . "found" $found) -}}
 {{- include "specdec.validateRelease" (dict "root" . "found" $found) -}}
 {{- include "specdec.validateSecurity" (dict "root" . "found" $found) -}}
