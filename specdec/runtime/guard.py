@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -45,8 +46,9 @@ class Guard:
             self._refused.add(reason="token")
             raise
 
-    def enter(self, context: Any, owner: str) -> None:
-        """A call begins. What it takes of its client's limits it keeps until its status is out. Raises PermissionDenied and Overloaded."""
+    def enter(self, context: Any, owner: str) -> Callable[[], None]:
+        """A call begins. What is returned ends it: what it takes of its client's limits it keeps until its status is out. Raises
+        PermissionDenied and Overloaded."""
         names: tuple[str, ...] = ()
         if self._identities or (self._limits is not None and not owner):
             names = names_of(context.auth_context())
@@ -54,15 +56,19 @@ class Guard:
             shown = ", ".join(names[:MAX_SHOWN]) or "none"
             self._refused.add(reason="identity")
             raise PermissionDenied(f"certificate: its names ({shown}) are not among SPECDEC_ALLOWED_IDENTITIES of this service")
-        if (limits := self._limits) is None:
-            return
+        if self._limits is None:
+            return _nothing
         who = f"token {owner}" if owner else f"certificate {names[0]}" if names else f"address {address_of(context.peer())}"
         try:
-            limits.enter(who, time.monotonic())
+            self._limits.enter(who, time.monotonic())
         except Overloaded:
             self._refused.add(reason="limit")
             raise
-        context.add_done_callback(lambda _: limits.leave(who))
+        return partial(self._limits.leave, who)
+
+
+def _nothing() -> None:
+    """Ends a call that took nothing."""
 
 
 def names_of(auth: Mapping[str, Sequence[bytes]]) -> tuple[str, ...]:

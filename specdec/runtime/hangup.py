@@ -37,6 +37,8 @@ class OpenCall:
     peer: str
     hang_up: HangUp
     waits: int = 0  # that have exhausted somebody's patience
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    aborted: BaseException | None = None  # what gRPC raised to end it
     _timers: set[asyncio.TimerHandle] = field(default_factory=set)
 
     def wait(self, seconds: float) -> Callable[[], None]:
@@ -67,7 +69,13 @@ class OpenCall:
         """The status is out, or the client is gone."""
         for timer in self._timers:
             timer.cancel()
+        self._timers.clear()
         self.hang_up.closed(self)
+        for act in self.at_end:
+            act()
+        if self.aborted is not None:  # gRPC keeps it, and with its traceback all that there was: a cycle for each refusal
+            self.aborted.__traceback__ = self.aborted.__context__ = None
+            self.aborted = None
 
 
 current_call: contextvars.ContextVar[OpenCall | None] = contextvars.ContextVar("current_call", default=None)

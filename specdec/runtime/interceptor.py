@@ -22,7 +22,7 @@ import grpc.aio
 from specdec import status
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError
 from specdec.runtime.guard import Guard
-from specdec.runtime.hangup import HangUp, current_call
+from specdec.runtime.hangup import HangUp, OpenCall, current_call
 from specdec.runtime.telemetry import Telemetry
 from specdec.runtime.trace import current_traceparent, parse
 
@@ -38,6 +38,11 @@ class About:
     method: str
     traceparent: str
     owner: str = ""
+
+
+@dataclass(slots=True)
+class _Record:
+    code: str = "OK"
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -96,52 +101,64 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     @contextlib.asynccontextmanager
     async def _around(self, context: grpc.aio.ServicerContext[Any, Any], about: About) -> AsyncIterator[None]:
-        method = about.method
         current_traceparent.set(about.traceparent)  # the handler runs in a task of its own, so this ends with the call
-        started, code = time.perf_counter(), "OK"
+        with self._opened(context) as call, self._recorded(about) as record:
+            try:
+                try:
+                    if self._most is not None and self.running > self._most:
+                        raise Overloaded(f"{self._most} calls run here, the most at once", RETRY_MS)
+                    call.at_end.append(self._guard.enter(context, about.owner))
+                    yield
+                finally:
+                    call.through()
+                record.code = _code(context)
+            except GeneratorExit:
+                record.code = "CANCELLED"
+                raise
+            except asyncio.CancelledError:
+                record.code = "CANCELLED"
+                if context.cancelled() or context.done() or _being_cancelled():
+                    raise
+                log.error("%s: work was cancelled from inside", about.method)
+                await status.abort(context, InternalFault("the work for this call was cancelled inside the service"))
+            except grpc.aio.AbortError:
+                record.code = _code(context)
+                raise
+            except grpc.aio.InternalError as error:  # a batch of operations failed: a server's only do when the call is over
+                record.code = "CANCELLED"
+                raise asyncio.CancelledError from error
+            except Exception as error:
+                record.code = status.code_of(error).name
+                if not isinstance(error, SpecdecError) or isinstance(error, InternalFault):
+                    log.exception("%s failed", about.method)
+                await status.abort(context, error)
+
+    @contextlib.contextmanager
+    def _recorded(self, about: About) -> Iterator[_Record]:
+        """Counts the call as running, and its duration with its status."""
+        record, started = _Record(), time.perf_counter()
         self.running += 1
         try:
-            with self._opened(context):
-                if self._most is not None and self.running > self._most:
-                    raise Overloaded(f"{self._most} calls run here, the most at once", RETRY_MS)
-                self._guard.enter(context, about.owner)
-                yield
-            code = _code(context)
-        except GeneratorExit:
-            code = "CANCELLED"
-            raise
-        except asyncio.CancelledError:
-            code = "CANCELLED"
-            if context.cancelled() or context.done() or _being_cancelled():
-                raise
-            log.error("%s: work was cancelled from inside", method)
-            await status.abort(context, InternalFault("the work for this call was cancelled inside the service"))
-        except grpc.aio.AbortError:
-            code = _code(context)
-            raise
-        except grpc.aio.InternalError as error:  # a batch of operations failed: a server's only do when the call is over
-            code = "CANCELLED"
-            raise asyncio.CancelledError from error
-        except Exception as error:
-            code = status.code_of(error).name
-            if not isinstance(error, SpecdecError) or isinstance(error, InternalFault):
-                log.exception("%s failed", method)
-            await status.abort(context, error)
+            yield record
         finally:
             self.running -= 1
-            labels = {"rpc.system.name": "grpc", "rpc.method": status.method_label(method), "rpc.status_code": code}
+            labels = {"rpc.system.name": "grpc", "rpc.method": status.method_label(about.method), "rpc.status_code": record.code}
             self._duration.record(time.perf_counter() - started, labels)
 
     @contextlib.contextmanager
-    def _opened(self, context: Any) -> Iterator[None]:
-        """A call is over when its status is out, not when its handler is through: a client that does not read may be long in between."""
+    def _opened(self, context: Any) -> Iterator[OpenCall]:
+        """A call is over when its status is out, not when its handler is through: a client that does not read may be long in between.
+        gRPC sends the status in the handler's task. A callback of the context would be a cycle of objects for each call."""
         call = self.hang_up.opened(context.peer())
-        context.add_done_callback(lambda _: call.over())
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(lambda _: call.over())
         current_call.set(call)
         try:
-            yield
-        finally:
-            call.through()
+            yield call
+        except grpc.aio.AbortError as error:
+            call.aborted = error
+            raise
 
 
 def _refusing(refusal: SpecdecError) -> grpc.RpcMethodHandler[Any, Any]:

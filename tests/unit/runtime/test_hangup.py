@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -198,3 +200,29 @@ async def test_who_is_served_on_the_same_connection_is_not_cut_off() -> None:
         await until(lambda: not len(talker.interceptor.hang_up))
         assert talker.ended == ["served", "silent"]
         assert await read(silent) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_F81_calls_that_are_answered_or_refused_leave_no_cycles_behind() -> None:
+    """What the collector has to find stays until it looks at old objects, which may be long."""
+    async with talking(at_once=1) as (talker, port), connected(port) as ask:
+        talker.sentenced()  # nobody is hung up on
+        silent = asked(ask, "silent", 1000)
+        await silent.initial_metadata()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                assert await read(asked(ask, "refused", 1)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            silent.cancel()
+            await until(lambda: not len(talker.interceptor.hang_up))
+            for _ in range(20):
+                assert await read(asked(ask, "answered", 0)) is grpc.StatusCode.OK
+            await until(lambda: not len(talker.interceptor.hang_up))
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            kinds = Counter(type(found).__name__ for found in gc.garbage)
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert max(kinds[name] for name in ("OpenCall", "AbortError", "frame", "Overloaded", "RPCState")) < 10, kinds
