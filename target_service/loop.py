@@ -18,6 +18,7 @@ from target_service.plan import Compile, StepOutcome, StepPlan
 from target_service.verifier import Verifier
 
 TICK_S = 0.05  # how late a waiting Step may expire and a lease may end while the engine is idle or busy
+LOAD_TICKS = 4  # ticks from one look at the load to the next
 FAREWELL_S = 1.0  # longest wait for the streams to tell their callers that the engine is gone
 INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL = 3, 12, 13  # gRPC status code numbers
 log = logging.getLogger(__name__)
@@ -225,10 +226,11 @@ class EngineLoop:
         return [answer for _, answer in answers if isinstance(answer.outcome, Result)]
 
     async def _ticks(self) -> None:
-        while True:
+        for tick in itertools.count():
             await asyncio.sleep(TICK_S)
             held = self.verifier.num_sessions
-            self._note_load()
+            if tick % LOAD_TICKS == 0:
+                self._note_load()
             self.verifier.tick(self._now_ms())
             self._hand_out()
             if self.verifier.num_sessions < held:
