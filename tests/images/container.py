@@ -60,12 +60,13 @@ class Container:
     popen: subprocess.Popen[bytes]
     log: Path
     port: int = 0
+    metrics_port: int = -1
 
     def wait_ready(self) -> Container:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self.popen.poll() is None:
             if found := READY.search(self.log.read_text()):
-                self.port = int(found[3])
+                self.port, self.metrics_port = int(found[3]), int(found[4])
                 assert found[5] == "1", "the service is the container's first process"
                 return self
             time.sleep(0.02)

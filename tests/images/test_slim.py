@@ -13,6 +13,7 @@ import pytest
 
 from specdec.bench.sim import folder as simulated
 from specdec.bench.sim.path import Path as Text
+from specdec.cli.main import GROUPS
 from specdec.client import Client
 from specdec.simulation import Simulation
 from specdec.terms import SamplingParams
@@ -36,9 +37,28 @@ print(json.dumps({"versions": {d.name: d.version for d in metadata.distributions
     "there": [name for name in %r if importlib.util.find_spec(name)]}))
 """
 LIBRARIES = "from specdec.native.build import *; print([l.name for l in (KERNELS, NOISE) for k in VARIANTS if l.find(k, l.places()[:1])])"
-NEEDS_TORCH = (["up"], ["demo"], ["bench"], ["bench-step"], ["bench-step", "--sampling"])
+NEEDS_MODEL = ("up", "demo", "bench", "bench-step", "bench-step --sampling")
+COMMANDS = """
+import contextlib, io, json
+from specdec.cli.main import GROUPS, main
+def said(words, terminal=False):
+    out = io.StringIO()
+    out.isatty = lambda: terminal
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            code = main(words)
+    except SystemExit as end:
+        code = end.code
+    return code, out.getvalue()
+found = {words: said(words.split()) for words in %r}
+top = ["top", "--metrics", %r]
+found["top"], found["once"] = said(top, terminal=True), said([*top, "--once", "--interval", "0.2"])
+found["helped"] = sorted(name for group in GROUPS.values() for name in group if said([name, "--help"])[0] == 0)
+print(json.dumps(found))
+"""
 
 
+@pytest.mark.timeout(300)
 def test_the_slim_image(dockerfile: Dockerfile, tmp_path: Path, workshop: Path) -> None:
     """F141 as well: Python as the first process hears SIGTERM."""
     model = tmp_path / "model"
@@ -122,15 +142,18 @@ def answers(container: Container, right: list[int]) -> None:
 
 
 def commands_work(image: Image, container: Container, right: list[int]) -> None:
-    """All that need no model; those that do say what to install."""
-    script = ["specdec --help >/tmp/help && echo $?"]
-    script += [f"specdec {' '.join(words)} 2>&1; echo $?" for words in NEEDS_TORCH]
-    script += [f"python -m {role}_service 2>&1; echo $?" for role in ("target", "draft")]
+    """All tell their flags. Those that compute or draw say what to install, those that only ask work."""
+    told = image.python(COMMANDS % (NEEDS_MODEL, f"127.0.0.1:{container.metrics_port}"))
+    found = json.loads(told.stdout)
+    assert found.pop("helped") == sorted(name for group in GROUPS.values() for name in group), told
+    code, said = found.pop("once")
+    assert code == 0 and "ANSWERS" in said, (code, said)
+    for words, (code, said) in found.items():
+        extra = "tools" if words == "top" else "model"
+        assert code == 2 and f"not installed here; pip install 'specdec[{extra}]'" in said, (words, code, said)
+    for role in ("target", "draft"):
+        refused = image.call(["python", "-m", f"{role}_service"])
+        assert refused.returncode == 1 and refused.stderr.startswith(f"{role}: torch is not installed here; pip install"), refused
     asked = f"specdec generate --endpoint 127.0.0.1:{container.port} --token-ids '{PROMPT}' --max-tokens {TOKENS} --temperature 0"
-    told = image.call(["sh", "-c", "\n".join(script)])
-    lines = told.stdout.splitlines()
-    assert lines[0] == "0", told
-    assert lines[2::2] == ["2"] * len(NEEDS_TORCH) + ["1"] * 2, told
-    assert all("torch is not installed here; pip install 'specdec[model]'" in line for line in lines[1::2]), told
-    said = image.call(["sh", "-c", f"{asked} --ignore-eos --json"])
-    assert json.loads(said.stdout)["token_ids"] == right, said
+    answer = image.call(["sh", "-c", f"{asked} --ignore-eos --json"])
+    assert json.loads(answer.stdout)["token_ids"] == right, answer
