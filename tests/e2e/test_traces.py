@@ -111,6 +111,8 @@ async def test_every_end_is_told(rig: Rig, caplog: pytest.LogCaptureFixture) -> 
         for _ in range(3):
             await anext(stream)
         await asyncio.create_task(stream.aclose())
+        while any(await rig.sessions()):
+            await asyncio.sleep(0.01)
         task = asyncio.create_task(client.complete(SECRET, LONG, seed=2, traceparent=header(12)))
         while not any(await rig.sessions()):
             assert not task.done()
