@@ -1,14 +1,20 @@
-"""What gRPC for Python asks of those who use it: F137, F147, F148, F151."""
+"""What gRPC for Python asks of those who use it: F133, F137, F147, F148, F151."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from specdec.client import Client, FailoverClient
+from specdec.errors import Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("specdec", "draft_service", "target_service", "orchestrator")
@@ -66,3 +72,32 @@ def test_F147_F148_channels_and_servers_are_made_inside_the_one_loop_of_a_proces
             made = [ast.unparse(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)]
             early += [f"{name}: {call}" for call in made if re.fullmatch(r"grpc\.(aio\.)?(server|\w+_channel)|open_channel", call)]
     assert early == []
+
+
+def test_F133_nothing_is_forked_where_gRPC_is() -> None:
+    """A copy of a process with channels hangs. Workers are spawned; the one program that forks has no gRPC in it."""
+    forks, started = [], []
+    for name, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                forks += [name] if re.fullmatch(r"os\.(fork|forkpty)|pty\.fork", called) else []
+                if called.startswith("multiprocessing.") and not called.endswith(("get_context", "parent_process")):
+                    started.append(f"{name}:{node.lineno}")
+                if called.endswith("get_context"):
+                    assert [ast.unparse(word) for word in node.args] == ["'spawn'"], f"{name}:{node.lineno}"
+    assert started == [] and forks == ["specdec/runtime/trial.py"]
+    there = "import sys, specdec.runtime.trial; sys.exit(any(name.startswith('grpc') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", there], cwd=ROOT, timeout=60, check=False).returncode == 0
+
+
+def test_F148_clients_that_were_made_before_the_loop_work_in_it() -> None:
+    alone, several = Client("127.0.0.1:1"), FailoverClient(["127.0.0.1:1", "127.0.0.1:2"], retry_s=0.0)
+
+    async def use() -> None:
+        for client in (alone, several):
+            with pytest.raises(Unavailable):
+                await client.get_model_info()
+            await client.close()
+
+    asyncio.run(use())

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from specdec.errors import InternalFault, InvalidRequest, SpecdecError, Unavaila
 from specdec.runtime import channels
 from specdec.runtime.listening import joined
 from specdec.v1 import draft_pb2, draft_pb2_grpc
+from tests.certificates import LOOPBACK, Authority
 from tests.unit.runtime.shell import NOT_SERVING, SERVING, Process, ask, begun, connected, end_all, health
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
@@ -234,3 +236,24 @@ def test_logs_are_json_lines(service: str) -> None:
     record = logging.makeLogRecord({"msg": "hello %s", "args": ("you",), "levelname": "INFO", "name": "n", "session_id": "s"})
     entry = json.loads(JsonFormatter("draft").format(record))
     assert (entry["message"], entry["level"], entry["role"], entry["session_id"]) == ("hello you", "info", "draft", "s")
+
+
+async def test_mutual_tls_and_a_plaintext_port_for_health_together(tmp_path: Path) -> None:
+    """Probes without a certificate reach the one and not the other."""
+    authority = Authority(tmp_path)
+    server, caller = authority.issue("server", *LOOPBACK), authority.issue("caller")
+    process = Process(TLS_CERT=str(server.cert), TLS_KEY=str(server.key), TLS_CLIENT_CA=str(authority.ca), HEALTH_PORT="0")
+    ready = process.ready()
+    endpoint = f"127.0.0.1:{ready[1]}"
+    own = grpc.ssl_channel_credentials(authority.ca.read_bytes(), caller.key.read_bytes(), caller.cert.read_bytes())
+    nobody = grpc.ssl_channel_credentials(authority.ca.read_bytes())
+    async with connected(f"127.0.0.1:{ready[4]}") as probes:
+        assert await health(probes, "readiness") == SERVING
+    async with channels.open_channel(endpoint, own) as channel:
+        assert await health(channel, "readiness") == SERVING
+    for wrong in (nobody, None):
+        async with channels.open_channel(endpoint, wrong) as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await health(channel, "readiness")
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end()[0] == 0
