@@ -9,18 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from specdec.client import Client, Delta
+from specdec.bench.sim import folder
+from specdec.client import Client, Completion, Delta
 from specdec.terms import SamplingParams
 from tests.api_server import ApiServer, endpoint, slice_of
 from tests.e2e.ask import Ask, gather_answers, same
-from tests.e2e.stack import Process, Stack, running
-from tests.tiny import save_tiny
+from tests.e2e.stack import Process, Stack, running, wait_ready
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
-FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
-LONG = SamplingParams(temperature=1.0, max_tokens=560, ignore_eos=True)
-SHORT = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
-PROMPT = list(range(10, 90))
+SIM = {"ENGINE_PATH": "sim", "KV_TOKENS": "4096", "LEASE_MS": "1000"}
+SLOW, FAST = "step-ms=25,row_ms=0", "step-ms=1,row_ms=0"
+LONG = SamplingParams(temperature=1.0, max_tokens=800, ignore_eos=True)  # 20 s where it is slow
+SHORT = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True)
+PROMPT = [20, 30, 40]
+WAITS_S = 1.0  # far longer than a short answer takes
 
 
 class Endpoints:
@@ -43,14 +45,18 @@ class Endpoints:
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ApiServer, Stack, contextlib.ExitStack]]:
-    """Closing the last one ends the API server."""
-    model = save_tiny(tmp_path / "target", seed=0)
+    """A slow target and a fast one, and nobody knows of them yet. Closing the last one ends the API server."""
+    model = tmp_path / "model"
+    model.mkdir()
+    folder.write(model)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with contextlib.ExitStack() as serves:
         api = serves.enter_context(ApiServer().serving())
         monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "kubeconfig")))
         entries = {"TARGETS": "large=kubernetes:///target:grpc"}
-        with running(model, None, targets=2, target={**FLOAT64, "LEASE_MS": "1000"}, orchestrator=entries) as stack:
+        with running(model, None, targets=0, target=SIM, orchestrator=entries) as stack:
+            for process in [stack.begin_target(SIM=sim) for sim in (SLOW, FAST)]:
+                wait_ready(process)
             yield api, stack, serves
 
 
@@ -64,43 +70,43 @@ def held(process: Process) -> float:
     return process.metric("specdec_sessions")
 
 
-def steps(process: Process) -> float:
-    return process.metric("specdec_step_duration_seconds_count")
-
-
 async def test_F160_endpoints_that_come_end_and_go_under_an_answer(served: tuple[ApiServer, Stack, contextlib.ExitStack]) -> None:
     api, stack, api_server_serves = served
     endpoints, (one, two) = Endpoints(api, stack), stack.targets
-    short = Ask(PROMPT, SHORT, {"seed": 6})
+
+    def short() -> asyncio.Task[list[Completion]]:
+        return asyncio.create_task(gather_answers(stack.endpoint, [Ask(PROMPT, SHORT, {"seed": 6})]))
+
     endpoints.put(one)
-    reference, little = await gather_answers(stack.endpoint, [Ask(PROMPT, LONG, {"seed": 5}), short])
     ids: list[int] = []
     async with Client(stack.endpoint) as client, contextlib.aclosing(client.generate(PROMPT, LONG, seed=5)) as events:
-        async for event in events:  # what is not read is held at 512 tokens: the answer goes on as long as nobody reads on
+        async for event in events:
             ids += event.token_ids if isinstance(event, Delta) else ()
             if ids:
                 break
-        endpoints.put(two)
-        await until(lambda: endpoints.up() == {"up": 2, "down": 0})
         endpoints.put(one, terminating=True)
-        await until(lambda: api.count(watch=True) == 1)
-        for _ in range(3):
-            before = steps(two)
-            same(*await gather_answers(stack.endpoint, [short]), little)
-            assert steps(two) > before, "given to the one that stays, although the other one has the prompt"
-        await until(lambda: (held(one), held(two)) == (1, 0))
+        async with asyncio.timeout(15):
+            while (await asyncio.wait([waits := short()], timeout=WAITS_S))[0]:
+                pass  # it was placed before the orchestrator knew
+        assert held(one) == 1, "who runs stays; who comes waits rather for another"
+        endpoints.put(two)
+        (answer,) = await waits
         endpoints.delete(one)
-        await until(lambda: held(one) == 1 and endpoints.up() == {"up": 2, "down": 0})
+        await until(lambda: endpoints.up() == {"up": 2, "down": 0})
+        assert held(one) == 1
         one.kill()
         async for event in events:
             ids += event.token_ids if isinstance(event, Delta) else ()
-    assert tuple(ids) == tuple(reference.token_ids)
     await until(lambda: endpoints.up() == {"up": 1, "down": 0})
+    reference, little = await gather_answers(stack.endpoint, [Ask(PROMPT, LONG, {"seed": 5}), Ask(PROMPT, SHORT, {"seed": 6})])
+    assert tuple(ids) == tuple(reference.token_ids) and len(ids) == LONG.max_tokens
+    same(answer, little)
     metrics = stack.orchestrators[0].metrics()
-    assert not any(name.startswith("specdec_discovery_failures") and value for name, value in metrics.items())
+    failures = {name: count for name, count in metrics.items() if name.startswith("specdec_discovery_failures") and count}
+    assert all('reason="empty"' in name for name in failures), "there was no slice at first"
     assert metrics['specdec_discovery_age_seconds{pool="target"}'] < 60
 
     api_server_serves.close()
-    await until(lambda: stack.orchestrators[0].metric("specdec_discovery_failures_total") > 0)
-    same(*await gather_answers(stack.endpoint, [short]), little)
+    await until(lambda: stack.orchestrators[0].metric("specdec_discovery_failures_total") > sum(failures.values()))
+    same((await short())[0], little)
     assert endpoints.up() == {"up": 1, "down": 0} and not stack.defects()
