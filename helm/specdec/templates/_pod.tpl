@@ -124,10 +124,10 @@ metadata:
     {{- include "specdec.labels" . | nindent 4 }}
 spec:
   {{- with $values.podDisruptionBudget }}
-  {{- if ne (toString .minAvailable) "" }}
+  {{- if not (or (kindIs "invalid" .minAvailable) (eq (toString .minAvailable) "")) }}
   minAvailable: {{ .minAvailable }}
   {{- else }}
-  maxUnavailable: {{ .maxUnavailable }}
+  maxUnavailable: {{ .maxUnavailable | default 1 }}
   {{- end }}
   unhealthyPodEvictionPolicy: {{ .unhealthyPodEvictionPolicy }}
   {{- end }}
