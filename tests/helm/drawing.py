@@ -6,6 +6,7 @@ import functools
 import json
 from typing import Any
 
+import yaml
 from hypothesis import strategies as st
 
 from tests.helm.programs import CHART, Values
@@ -122,6 +123,29 @@ def value(node: Schema) -> st.SearchStrategy[Any]:
         drawn = st.from_regex(node["pattern"], fullmatch=True, alphabet=ascii_).filter(lambda text: len(text) < 40)
         return drawn.filter(lambda text: len(text) >= node.get("minLength", 0))
     return st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=node.get("minLength", 0), max_size=20)
+
+
+def placed(path: Path, what: Any) -> Values:
+    """Values with one key."""
+    for part in reversed(path):
+        what = {part: what}
+    found: Values = what
+    return found
+
+
+@functools.cache
+def keys() -> list[Path]:
+    """Every key of values.yaml, those that hold others included."""
+    found: list[Path] = []
+
+    def walk(path: Path, node: Any) -> None:
+        for name, child in node.items() if isinstance(node, dict) else ():
+            if name not in ("podSecurityContext", "containerSecurityContext"):  # the user's own to weaken
+                found.append((*path, name))
+                walk((*path, name), child)
+
+    walk((), yaml.safe_load((CHART / "values.yaml").read_text()))
+    return found
 
 
 @st.composite

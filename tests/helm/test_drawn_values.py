@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.helm.checks import CHECKS
-from tests.helm.drawing import drawn_values, leaves
+from tests.helm.drawing import drawn_values, keys, leaves, placed
 from tests.helm.objects import parse
 from tests.helm.programs import Values, template
 from tests.helm.test_kubernetes_schemas import CORE, SUPPORTED, problem
@@ -17,7 +17,8 @@ from tests.helm.test_kubernetes_schemas import CORE, SUPPORTED, problem
 # The others speak of choices that a user may make otherwise: shorter loads, smaller limits, names elsewhere.
 ALWAYS = ("labels", "selectors", "ports", "references", "unknown_names", "writable", "offline", "grace", "replicas", "variables", "values")
 CHOSEN = ("runs under the namespace's default account",)  # where the user wants no account of its own
-QUICK, LONG = 25, 1000
+NULLS = 12
+QUICK, LONG = 25, 500
 REFUSED = re.compile(r"values of specdec that do not fit together:\n(  - [\w.-]+: .+\n?)+")
 
 
@@ -44,6 +45,20 @@ def test_drawn_values_render_or_are_refused(values: Values) -> None:
 @given(drawn_values())
 def test_many_drawn_values_render_or_are_refused(values: Values) -> None:
     check_one(values)
+
+
+@pytest.mark.parametrize("part", range(4), ids=lambda part: f"part {part}")
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_every_key_may_be_null_or_is_refused(part: int) -> None:
+    """Null takes a key and its default away; templates that count on it say so by its name."""
+    for path in keys()[part::4]:
+        check_one(placed(path, None))
+
+
+def test_some_keys_may_be_null_or_are_refused() -> None:
+    for path in keys()[:: len(keys()) // NULLS]:
+        check_one(placed(path, None))
 
 
 def test_most_keys_can_be_drawn() -> None:
