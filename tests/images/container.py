@@ -51,7 +51,7 @@ class Image:
         try:
             yield container
         finally:
-            popen.kill()  # and with it the first process of its namespace, so everything in it
+            popen.kill()  # and with it, by its death signal, the first process of its namespace, so everything in it
             popen.wait()
 
 

@@ -31,12 +31,26 @@ class Sandbox:
     def command(self, words: Sequence[str], environment: Mapping[str, str], *, workdir: str = "/", writable: bool = False) -> list[str]:
         """Runs `words` as process 1 of a namespace of its own, with this environment alone. `writable`: as root, with a tree that it may
         change, as a builder does; else as UID without any right, on a root where nothing but /tmp can be written."""
+        # The kernel forgets the death signal that unshare asks for when the user id changes, so it is asked for again.
         rights = [] if writable else [
-            "setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all",
+            "setpriv", "--pdeathsig=KILL", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--no-new-privs", "--bounding-set=-all",
+            "--inh-caps=-all",
         ]  # fmt: skip
         inner = [*rights, "env", "-i", f"--chdir={workdir}", *(f"{name}={value}" for name, value in environment.items()), *words]
         script = [*self._mounts(writable), f"exec chroot {shlex.quote(str(self.tree))} {shlex.join(inner)}"]
-        return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", "sh", "-ec", "\n".join(script)]
+        return [
+            "setpriv",
+            "--pdeathsig=KILL",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--",
+            "sh",
+            "-ec",
+            "\n".join(script),
+        ]
 
     def _mounts(self, writable: bool) -> list[str]:
         lines = [_bound(self.tree, self.tree, read_only=False)]

@@ -15,7 +15,7 @@ from tests.images import context, sandbox
 from tests.images.builder import APT, SYSTEM_PACKAGES
 from tests.images.conftest import tracked
 from tests.images.dockerfile import Dockerfile, read
-from tests.tools import ROOT, require_tool
+from tests.tools import ROOT, missing, require_tool
 from tools import build_images, build_kernels
 from tools.image_requirements import requirements
 
@@ -119,6 +119,19 @@ def test_kernels_that_are_required_and_missing_end_the_build(tmp_path: Path, mon
     assert build_kernels.main() == 0
     assert len(list(package.rglob("built/*.so"))) == 4
     assert not (tmp_path / "home").exists()
+
+
+def test_a_container_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    if (reason := sandbox.missing()) is not None:
+        missing(*reason)
+    words, tree = ["sh", "-c", "echo up && exec sleep 600"], tmp_path / "tree"
+    tree.mkdir()
+    popen = subprocess.Popen(sandbox.Sandbox(tree).command(words, {"PATH": "/usr/bin:/bin"}), stdout=subprocess.PIPE, text=True)
+    assert popen.stdout is not None and popen.stdout.readline() == "up\n"
+    popen.kill()
+    assert popen.stdout.read() == ""  # the end of file: nobody is left who could write
+    popen.wait()
+    popen.stdout.close()
 
 
 def test_make_images_says_what_it_would_run(capsys: pytest.CaptureFixture[str]) -> None:
