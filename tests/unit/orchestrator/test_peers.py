@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -316,3 +317,19 @@ async def test_F49_twin_a_listener_that_takes_everybody(monkeypatch: pytest.Monk
 async def _shortened(test: Callable[[], Awaitable[None]], seconds: float) -> None:
     async with asyncio.timeout(seconds):
         await test()
+
+
+async def test_F149_after_a_long_outage_a_peer_is_found_again_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses between two dials are as long as they ever get, as after a minute without an answer. They are cut short by chance, so the
+    longest is LAST_BACKOFF_S; the rest of the bound is for a slow machine."""
+    monkeypatch.setattr(peers, "FIRST_BACKOFF_S", peers.LAST_BACKOFF_S)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ears = Ears()
+    async with dialled(port, ears) as peer:
+        await until(lambda: ears.told)
+        assert ears.told[0].startswith("trouble")
+        async with Server().serving(port):
+            opened = time.monotonic()
+            await until(lambda: peer.connected, 15)
+            assert time.monotonic() - opened < peers.LAST_BACKOFF_S + 3
