@@ -17,7 +17,8 @@ METHODS = (
     "<b>Intervals.</b> 95 %. Of a ratio: Student's t on logarithms, widened to the bootstrap's where that is wider; of times and rates: "
     "the percentile bootstrap over repeats with a fixed seed. Repeats are drawn, not answers, since those of one repeat shared its minute.",
     "<b>Verdicts.</b> Pays: the whole interval above 1 and the ratio at least 1 + margin. Costs: the whole interval below 1 and the ratio "
-    "at most 1 − margin. Neutral: anything else; a question mark where the interval is too wide to say.",
+    "at most 1 − margin. Neutral: anything else; a question mark where the interval is too wide to say. Of many cells one in twenty "
+    "intervals misses the truth: trust what its neighbours say as well.",
     "<b>Times.</b> First token: from asking (with Poisson arrivals: from when the question was due) to the first tokens. Per token: an "
     "answer's time behind its first arrival, over the tokens behind it. Between arrivals: what a reader sees; tokens of one block arrive "
     "together.",

@@ -48,14 +48,3 @@ def _slice(name: str, dimension: str, cells: Sequence[Mapping[str, Any]], margin
             told = {key: value if value is None else round(value, 4) for key, value in asdict(ratio).items()}
             ways[way] = {**told, "word": word, "decided": decided}
     return {"name": name, "dimension": dimension, "cells": len(cells), "ways": ways}
-
-
-def sentence(found: Sequence[Mapping[str, Any]]) -> str:
-    """Of all cells together; empty where there are none."""
-    if not found or not found[0]["ways"]:
-        return ""
-    parts = [
-        f"{way} {one['mean']:.2f} times as fast" + ("" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})")
-        for way, one in found[0]["ways"].items()
-    ]
-    return f"Over all {found[0]['cells']} cases together: {', '.join(parts)}."

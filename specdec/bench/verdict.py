@@ -59,13 +59,9 @@ def verdict(ways: Mapping[str, Mapping[str, Any]], baseline: str, open_loop: boo
         return None
     words = {way: word_of(*_interval(figure), margin) for way, figure in rated.items()}
     sound = {way for way, figure in rated.items() if _sound(figure, ways[baseline])}
-
-    def better(name: str) -> tuple[bool, int, bool, float]:
-        """Where nothing is gained, a service that may choose is the safer one."""
-        word = words[name][0]
-        return name in sound, RANK[word], word == NEUTRAL and bool(rated[name].get("adaptive")), rated[name]["ratio"]["mean"]
-
-    way = max(rated, key=better)
+    way = max(
+        rated, key=lambda name: (name in sound, *_rank(words[name][0], bool(rated[name].get("adaptive")), rated[name]["ratio"]["mean"]))
+    )
     word, decided = words[way]
     ratio, low, high = _interval(rated[way])
     if way not in sound:
@@ -162,17 +158,47 @@ def _advised(word: str, way: str, figure: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- of the whole sweep
 
 
-def summary(cells: Sequence[Mapping[str, Any]], together: str = "") -> dict[str, Any]:
-    """`cells` with a "verdict"; `together` = a sentence on all of them. `headline` for who reads nothing else; `advised` = what serves most
-    cells."""
+def summary(cells: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """`cells` with a "verdict"; `whole` = the slice of all of them (slices.py). `headline` for who reads nothing else; `advised` = what
+    serves all of them best, where they are not told apart."""
     found = [cell["verdict"] for cell in cells if cell.get("verdict")]
     counts = {word: sum(one["word"] == word and one["decided"] for one in found) for word in WORDS}
     counts["undecided"] = len(found) - sum(counts.values())
     if not found:
         return {"word": NEUTRAL, "headline": "Nothing was compared.", "counts": counts, "sentences": [], "advised": {}}
-    word = PAYS if counts[PAYS] else COSTS if counts[COSTS] > len(found) / 2 else NEUTRAL
-    sentences = [*([together] if together else []), *_ranges(cells)]
-    return {"word": word, "headline": _sentence(counts, len(found)), "counts": counts, "sentences": sentences, "advised": _most(found)}
+    word = next((word for word in (PAYS, COSTS) if 2 * counts[word] >= len(found)), NEUTRAL)
+    headline, sentences, advised = _sentence(counts, len(found)), _ranges(cells), dict(found[0]["advised"])
+    if whole is not None and whole["ways"]:
+        way, advised = _serves_all(cells, whole)
+        sentences = [_together(whole), *sentences]
+        if 2 * counts["undecided"] > len(found):  # then what they say together is what can be said
+            word, sentences = whole["ways"][way]["word"], [headline, *sentences]
+            told = {PAYS: "speculation pays", NEUTRAL: "no difference was found", COSTS: "speculation costs more than it gains"}[word]
+            headline = f"Over all cases together {told}."
+    return {"word": word, "headline": headline, "counts": counts, "sentences": sentences, "advised": advised}
+
+
+def _serves_all(cells: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The way that gains most over all cells, and what most of them would set for it."""
+    figures = {way: [cell["ways"][way] for cell in cells if way in cell["ways"]] for way in whole["ways"]}
+    adaptive = {way: any(figure.get("adaptive") for figure in held) for way, held in figures.items()}
+    way = max(whole["ways"], key=lambda name: _rank(whole["ways"][name]["word"], adaptive[name], whole["ways"][name]["mean"]))
+    word = COSTS if any(figure.get("differing") for figure in figures[way]) else whole["ways"][way]["word"]
+    told = [_advised(word, way, figure) for figure in figures[way]]
+    return way, max(told, key=told.count)
+
+
+def _rank(word: str, adaptive: bool, ratio: float) -> tuple[int, bool, float]:
+    """Where nothing is gained, a service that may choose is the safer one."""
+    return RANK[word], word == NEUTRAL and adaptive, ratio
+
+
+def _together(whole: Mapping[str, Any]) -> str:
+    parts = [
+        f"{way} {one['mean']:.2f} times as fast" + ("" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})")
+        for way, one in whole["ways"].items()
+    ]
+    return f"Over all {whole['cells']} cases together: {', '.join(parts)}."
 
 
 def _sentence(counts: Mapping[str, int], total: int) -> str:
@@ -204,10 +230,3 @@ def _ranges(cells: Sequence[Mapping[str, Any]]) -> list[str]:
             if not decided:
                 sentences.append("There the interval is too wide to say: the same command with more --repeats goes on from here.")
     return sentences
-
-
-def _most(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The advice of most of the cells where it pays, else of most cells."""
-    of_word = [one for one in found if one["word"] == PAYS] or list(found)
-    told = [dict(one["advised"]) for one in of_word]
-    return max(told, key=told.count)

@@ -160,8 +160,28 @@ def test_slices_are_the_pairs_of_their_cells_together(found: dict[str, Any]) -> 
     assert one["low"] <= np.exp(low) + 1e-3 and one["high"] >= np.exp(high) - 1e-3
     assert told["kind creative"]["ways"][FIXED]["word"] == COSTS
     assert found["summary"]["sentences"][0].startswith("Over all 4 cases together: fixed ")
+    # Most cells are decided, so they are the headline; what all of them should set goes by all of them.
+    assert found["summary"]["advised"]["enable_adaptive_verification"] and "cases" in found["summary"]["headline"]
     rows = tables.slices(found["slices"])
     assert len(rows) == 6 and {len(row) for row in rows} == {4}
+
+
+def test_where_cells_are_undecided_all_of_them_together_decide() -> None:
+    """One cell by chance says that a fixed length pays, all of them that it costs: it is not what to set."""
+
+    def of(ratio: float, low: float, high: float) -> dict[str, Any]:
+        word, decided = verdict.word_of(ratio, low, high)
+        ways = {FIXED: figure(ratio, economics={"best_k": 4}), AUTO: figure(1.0, adaptive=True)}
+        told = {"word": word, "decided": decided, "ratio": ratio, "advised": {"num_speculative_tokens": 4, "drafts": 1}}
+        return {"name": "a", "verdict": told, "ways": ways}
+
+    cells = [of(1.2, 1.1, 1.3), *[of(0.8, 0.4, 1.6)] * 5]
+    fixed, auto = {"mean": 0.88, "low": 0.8, "high": 0.96, "word": COSTS}, {"mean": 1.01, "low": 0.97, "high": 1.05, "word": NEUTRAL}
+    told = verdict.summary(cells, {"cells": 6, "ways": {FIXED: fixed, AUTO: auto}})
+    assert told["headline"] == "Over all cases together no difference was found." and told["word"] == NEUTRAL
+    assert told["advised"]["enable_adaptive_verification"] and "undecided in 5" in told["sentences"][0]
+    dear = verdict.summary(cells, {"cells": 6, "ways": {FIXED: fixed}})
+    assert dear["word"] == COSTS and dear["advised"]["disable_spec_decode"]
 
 
 # ---------------------------------------------------------------- advice
