@@ -135,6 +135,27 @@ async def test_who_is_asked_at_two_addresses_counts_once_and_nobody_counts_itsel
     del siblings._channels["localhost"]
 
 
+async def test_a_sibling_that_takes_the_question_and_never_answers_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings_module, "ASK_S", 0.1)
+    hangs = asyncio.Event()
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await hangs.wait()
+        writer.close()
+
+    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+        peer = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        one = One("alone", free_ports(1)[0], (peer,))
+        await one.scaling.start()
+        one.driver.target.waiting = 1
+        one.scaling._board.look()
+        assert await asyncio.wait_for(one.active(), 5)
+        assert sum(one.reading("specdec_scaling_silent").values()) >= 1
+        await one.channel.close()
+        await one.scaling.close()
+        hangs.set()
+
+
 async def test_a_change_is_pushed(three: list[One]) -> None:
     call = three[0].stub.StreamIsActive(ref(TARGET))
     assert (await call.read()).result is False
