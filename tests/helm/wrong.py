@@ -102,6 +102,8 @@ TOGETHER: list[tuple[str, Values]] = [
     ("draft.pools.near.autoscaling", at("draft.pools.near.autoscaling", {"type": "hpa", "minReplicas": 0})),
     ("target.autoscaling.keda.prometheus.serverAddress", at("target.autoscaling", {"type": "keda", "keda": {"trigger": "prometheus"}})),
     ("target.pools", at("target.pools", {})),
+    ("discovery.extraTargets", at("discovery.extraTargets", [f"dns:///t{i}:1" for i in range(16)])),
+    ("discovery.extraDrafts", at("discovery.extraDrafts", [f"a=kubernetes:///d{i}:grpc" for i in range(16)])),
     ("target.model.pvc.claimName", at("target.model.source", "pvc")),
     ("target.model.hostPath.path", at("target.model.source", "hostPath")),
     ("draft.model.image.reference", at("draft.model.source", "image")),

@@ -69,6 +69,15 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{-   include "specdec.problem" (list $found (printf "fullnameOverride: %s cannot begin the name of a Service; set one of letters, digits and dashes, a letter first" $prefix)) -}}
 {{- end -}}
 {{- $targets := include "specdec.pools" (dict "root" .root "component" "target") | fromJson -}}
+{{- range $component, $more := dict "target" "extraTargets" "draft" "extraDrafts" -}}
+{{-   $names := len (include "specdec.pools" (dict "root" $.root "component" $component) | fromJson) -}}
+{{-   range get $all.discovery $more -}}
+{{-     if regexMatch "^([^=]*=)?(dns:|kubernetes:)" . -}}{{- $names = add $names 1 -}}{{- end -}}
+{{-   end -}}
+{{-   if gt (int $names) 16 -}}
+{{-     include "specdec.problem" (list $found (printf "discovery.%s: with the pools these are %d names to look up, and an orchestrator takes 16" $more (int $names))) -}}
+{{-   end -}}
+{{- end -}}
 {{- if not (or $targets $all.discovery.extraTargets) -}}
 {{-   include "specdec.problem" (list $found "target.pools: name at least one pool, or targets elsewhere in discovery.extraTargets") -}}
 {{- end -}}
