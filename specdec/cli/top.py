@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ everything that fell back to something slower. The processes are those of `specd
 --once, and an output that is no terminal, do not."""
 MAX_PORTS = 256
 HOST = "127.0.0.1"
+ALARMING = ("OFF", "partly", "NO", "away")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,17 +108,17 @@ def _live(arguments: argparse.Namespace, before: Look) -> int:
 
 
 def _group(found: Sequence[Table]) -> Group:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.table import Table as Drawn
     from rich.text import Text
 
-    width, parts = shutil.get_terminal_size().columns, []
+    parts: list[RenderableType] = []
     for table in found:
-        drawn = Drawn(title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1), width=min(width, 100))
+        parts.append(Text(table.title if table.rows else f"{table.title}: none", style="bold" if table.rows else "dim"))
+        drawn = Drawn(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for column in table.columns:
             drawn.add_column(column, no_wrap=True, overflow="ellipsis")
         for row in table.rows:
-            drawn.add_row(*(Text(cell, style="bold red" if cell in ("OFF", "NO", "away", "partly") else "") for cell in row))
-        parts.append(drawn if table.rows else Text(f"{table.title}: none", style="dim"))
+            drawn.add_row(*(Text(cell, style="bold red" if cell in ALARMING else "") for cell in row))
+        parts += [drawn] if table.rows else []
     return Group(*parts)

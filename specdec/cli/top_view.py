@@ -53,9 +53,9 @@ def tables(before: Look, after: Look) -> list[Table]:
         view.answers(),
         view.speculation(),
         view.positions(),
-        _processes(after, pairs, seconds),
-        view.replicas(),
         view.fallbacks(),
+        view.replicas(),
+        _processes(after, pairs, seconds),  # last: there may be more of them than lines
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -202,3 +203,14 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(serving: Telemetry) -> None:
     os.close(ours)
     assert seen.index(b"\x1b[?1049h") < seen.index(b"\x1b[?1049l") and seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
     assert b"Traceback" not in seen
+
+
+def test_the_live_view_fits_into_eighty_columns() -> None:
+    from rich.console import Console
+
+    drawn = io.StringIO()
+    looks = [Look(at, {f"127.0.0.1:{port}": parse(text) for port, text in ((45553, AFTER), (45554, TARGET))}) for at in (0.0, 1.0)]
+    Console(file=drawn, width=80).print(top._group(tables(*looks)))
+    text = drawn.getvalue()
+    assert "127.0.0.1:45554" in text and "…" not in text and "fallbacks" in text
+    assert text.index("fallbacks") < text.index("processes")
