@@ -14,7 +14,7 @@ from specdec.bench.scrape import Samples, Total, added, added_to
 NONE = "–"
 MAX_POSITIONS = 10  # slots of a block that fit on a line
 OUTCOMES = ("hit", "late", "ngram", "forced", "miss")
-STATES = ("up", "ejected", "down")
+STATES = ("up", "probing", "ejected", "down")
 ORDINARY = frozenset({"prefill", "tail"})  # rounds that can have no block
 FALLBACKS = {  # counter -> what it is called here
     "specdec_draftless_rounds_total": "round without block",
