@@ -195,11 +195,13 @@ def of_service(told: Counters, draft_available: bool, k: int, change: Change) ->
     block = max(1, round(told.drafted / told.spec_rounds))
     share = min(1.0, told.spec_rounds / told.rounds)
     setting = change.of(Setting(told.engine_ms, told.draft_step_ms or 0.0, told.alphas or (0.0,), host_ms=told.beside_ms))
+    if change.target_step_ms is not None:  # then what further rows cost is what the mean step takes beyond it
+        setting = replace(setting, row_ms=max(0.0, told.engine_ms - change.target_step_ms) / block)
     length = figures.expected_length(setting.alpha(block))
     ratio = figures.expected_gain(length, share, setting.step_ms(1), told.engine_ms, setting.host_ms + setting.rtt_ms)
     kept = ", ".join(f"{alpha:.2f}" for alpha in told.alphas[:MOST_K])
     lines += [
-        f"a block decides {1 + told.accepted / told.spec_rounds:.2f} tokens; kept by slot {kept}",
+        f"a block decides {1 + told.accepted / told.spec_rounds:.2f} tokens; kept by slot at least {kept}",
         f"modelled: {ratio:.2f} times as fast as no speculation"
         + (", if further rows cost the target nothing; --target-step-ms tells what a step of one row takes" if change.target_step_ms is None
            else f", with {change.target_step_ms:g} ms for a step of one row"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli.connection import add_credentials, connected, endpoint_of
-from specdec.errors import InvalidRequest
+from specdec.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from specdec.bench.advice import Change
@@ -153,7 +153,11 @@ async def _scraped(addresses: list[tuple[str, str]]) -> dict[str, Samples]:
     found: dict[str, dict[Any, float]] = {}
     for role, address in addresses:
         of_role = found.setdefault(role, {})
-        for key, value in (await scrape(address)).items():
+        try:
+            told = await scrape(address)
+        except Unavailable as error:
+            raise Unavailable(f"{error}; name the orchestrator's metrics port: --metrics HOST:PORT, or --state DIR") from error
+        for key, value in told.items():
             of_role[key] = of_role.get(key, 0.0) + value
     if "orchestrator" not in found:
         raise InvalidRequest("--metrics", "the orchestrator's port is needed: --metrics orchestrator=host:port, or --state DIR")

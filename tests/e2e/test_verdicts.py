@@ -25,7 +25,7 @@ from specdec.simulation import Simulation
 from specdec.terms import SamplingParams
 
 pytestmark = pytest.mark.faults
-K, TOKENS, REPEATS, MARGIN = 3, 20, 4, 0.15
+K, TOKENS, REPEATS, MARGIN = 3, 16, 4, 0.15
 # A draft that is nearly always right, and rows that cost nothing; one that is hardly ever right, with rows that cost nothing, and with rows
 # that cost as much as a step.
 BUILT = {

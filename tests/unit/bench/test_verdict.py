@@ -228,7 +228,8 @@ def test_advice_from_a_running_service() -> None:
     assert found["word"] == PAYS and found["ratio"] == pytest.approx(0.8 * length + 0.2, abs=0.001)
     text = "\n".join(found["lines"])
     assert "modelled" in text and "another draft" in text and "3 requests wait" in text
-    assert advice.of_service(told, True, 3, Change(target_step_ms=6.0))["word"] == COSTS
+    dear = advice.of_service(told, True, 3, Change(target_step_ms=6.0))
+    assert dear["word"] == COSTS and dear["what_if"]["row_ms"] == pytest.approx((20.0 - 6.0) / 3)
     twice = advice.counters({"orchestrator": parse(METRICS)}, {"orchestrator": parse(METRICS)})
     assert "only 0 rounds" in advice.of_service(twice, True, 3, Change())["lines"][0]
     assert "no draft" in advice.of_service(told, False, 3, Change())["lines"][0]

@@ -68,7 +68,7 @@ def test_of_a_running_service(endpoint: str, metrics: str, tmp_path: Path, capsy
     assert json.loads(capsys.readouterr().out)["what_if"]["alphas"] == [0.9]
     assert main(["advise", "--endpoint", endpoint, "--metrics", f"draft={metrics}"]) == 2
     assert "orchestrator" in capsys.readouterr().err
-    assert main(["advise", "--endpoint", endpoint, "--metrics", "127.0.0.1:1"]) == 2 and "no metrics" in capsys.readouterr().err
+    assert main(["advise", "--endpoint", endpoint, "--metrics", "127.0.0.1:1"]) == 2 and "--metrics HOST:PORT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
