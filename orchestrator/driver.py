@@ -18,12 +18,12 @@ from contextlib import AbstractContextManager
 from orchestrator import events as ev
 from orchestrator.admission import FOREVER_MS
 from orchestrator.breaker import Trouble
-from orchestrator.checks import conduct_of_target, is_sound, without_foreign_ids
 from orchestrator.control import Desk
 from orchestrator.door import Door
 from orchestrator.generation import Generation
 from orchestrator.handle import Handle, Undelivered
 from orchestrator.handover import Handover
+from orchestrator.hearing import Hearing
 from orchestrator.live import Live
 from orchestrator.moving import COME_BACK_MS, gone
 from orchestrator.observe import Observer
@@ -58,6 +58,7 @@ class Driver:
         self._speculation = Speculation(bool(settings.drafts), lambda: self._drafts.serves)
         self._desk = Desk(settings.max_grace_ms, settings.ahead)
         self._handover = Handover(self.pools, self._live, self.feed, observer.handed_over)
+        self._hearing = Hearing(self.pools, self._live, self._desk, observer, self.feed, self._told)
         observer.watch(self)
 
     # --- what a front sees --------------------------------------------------------------------------------------------
@@ -363,42 +364,7 @@ class Driver:
         self.observer.discovery_failed(pool, kind)
 
     def heard(self, peer: Peer, heard: Heard) -> None:
-        if peer.dialect is TARGET:
-            self._heard_target(peer, heard)
-        else:
-            self._heard_draft(peer, heard)
+        self._hearing.heard(peer, heard)
 
-    def _heard_target(self, peer: Peer, heard: Heard) -> None:
-        self._desk.now_ms = time.perf_counter() * 1000
-        self._desk.heard(peer.name, heard.rows, heard.engine_us, heard.items)
-        for item in heard.items:
-            live = self._live.get(item.session_id)
-            if live is None or live.generation.target != peer.name:
-                continue
-            live.answered = time.perf_counter()
-            took_s = live.answered - live.step_sent if live.step_sent else None
-            live.step_sent = 0.0
-            self.observer.later(self.observer.answered, item, took_s, heard, live.trace)
-            self._begin(self._door.told(item.session_id, has_room=not isinstance(item.outcome, terms.NoRoom)))
-            believed = without_foreign_ids(item, self.pools.vocab_size)
-            if believed is not item:
-                self.observer.count("broken", 1)
-            self.feed(item.session_id, ev.Answered(believed))
-        self._targets.ejection.judge(peer.name, *conduct_of_target(heard.items))
-
-    def _heard_draft(self, peer: Peer, heard: Heard) -> None:
-        broken, lost, of_use = heard.faults, False, False
-        for item in heard.items:
-            live = self._live.get(item.session_id)
-            if live is None or live.generation.drafting.name != peer.name:
-                continue
-            if isinstance(item, terms.Proposal) and not is_sound(item, self.pools.vocab_size):
-                broken += 1
-                continue
-            helps = live.generation.drafting.helps
-            self.feed(item.session_id, ev.Drafted(item))
-            of_use |= live.generation.drafting.helps != helps
-            lost |= isinstance(item, terms.Resync)
-        if broken:
-            self.observer.count("broken", broken)
-        self._drafts.ejection.judge(peer.name, of_use, Trouble.MALFORMED if broken else Trouble.FAILED if lost else None)
+    def _told(self, session_id: str, has_room: bool) -> None:
+        self._begin(self._door.told(session_id, has_room=has_room))

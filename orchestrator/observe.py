@@ -44,6 +44,7 @@ class Observer:
         self._placements = telemetry.counter("specdec.session.placements")
         self._handovers = telemetry.counter("specdec.session.handovers")
         self._duration = telemetry.histogram("specdec.round.duration")
+        self._rows = telemetry.histogram("specdec.target.batch.size")
         self._calls = telemetry.histogram("rpc.client.call.duration")
         self._undiscovered = telemetry.counter("specdec.discovery.failures")
         for outcome in WANTED - {"no_draft"}:
@@ -112,6 +113,10 @@ class Observer:
             if wire_s is not None:
                 self._duration.record(wire_s, phase="wire")
             trace.timed(queue_s, engine_s, wire_s)
+
+    def stepped(self, rows: int) -> None:
+        """A target's step that had answers for us, with rows of whoever was in it."""
+        self._rows.record(rows)
 
     def waited(self, seconds: float) -> None:
         """Between an answer and the next Step: the turn here, and what a miss waits for the draft."""

@@ -85,6 +85,7 @@ METRICS: dict[str, Metric] = {
     "specdec.step.duration": _histogram("s", "Engine steps.", SECONDS),
     "specdec.step.age": _gauge("s", "For how long the engine step that runs has been running; 0 = none runs."),
     "specdec.batch.size": _histogram("{row}", "Rows of an engine step.", ROWS),
+    "specdec.target.batch.size": _histogram("{row}", "Rows of the targets' steps that had answers for this orchestrator.", ROWS),
     "specdec.queue.duration": _histogram("s", "Time an item waited before its engine step.", SECONDS),
     "specdec.kv_cache.utilization": _gauge("1", "Share of the KV room in use."),
     "specdec.prefix_cache.tokens": _gauge("{token}", "KV room that only the prefix cache holds; it counts as free."),

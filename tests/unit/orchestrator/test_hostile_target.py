@@ -63,6 +63,6 @@ async def test_F51_what_a_hostile_target_forces_is_harmless(monkeypatch: pytest.
 
 
 async def test_F51_twin_forced_ids_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.driver.without_foreign_ids", lambda result, vocab_size: result)
+    monkeypatch.setattr("orchestrator.hearing.without_foreign_ids", lambda result, vocab_size: result)
     with pytest.raises((AssertionError, SpecdecError)):
         await test_F51_what_a_hostile_target_forces_is_harmless(monkeypatch, (VOCAB,))
