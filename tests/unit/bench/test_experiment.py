@@ -69,13 +69,13 @@ def test_no_more_streams_than_asked_for() -> None:
 
 
 def test_figures_of_a_way() -> None:
-    (cell, *_) = found(FakeClient(pause_s=0.002), dataclasses.replace(SMALL, concurrencies=(1,), temperatures=(0.0,)))["cells"]
+    (cell, *_) = found(FakeClient(pause_s=0.01), dataclasses.replace(SMALL, concurrencies=(1,), temperatures=(0.0,)))["cells"]
     none, fixed = cell["ways"]["none"], cell["ways"]["fixed"]
     assert (none["answers"], none["tokens"], none["tokens_per_round"], none["mean_acceptance_length"]) == (6, 24, 1.0, None)
     assert (fixed["tokens_per_round"], fixed["mean_acceptance_length"], fixed["hit_rate"]) == (2.0, 2.0, 1.0)
     assert fixed["ratio"]["low"] < fixed["ratio"]["mean"] < fixed["ratio"]["high"] and fixed["ratio"]["mean"] > 1.3
     assert none["ratio"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "pairs": 3}
-    assert none["time_per_token_ms_p50"] >= 2.0 and none["first_token_ms_p50"] >= 2.0
+    assert none["time_per_token_ms_p50"] >= 10.0 and none["first_token_ms_p50"] >= 10.0
 
 
 def test_a_text_that_differs_is_counted() -> None:
