@@ -24,13 +24,13 @@ from specdec.simulation import Simulation
 from specdec.terms import SamplingParams
 
 pytestmark = pytest.mark.faults
-K, TOKENS, REPEATS, MARGIN = 3, 16, 4, 0.15
+K, TOKENS, REPEATS, MARGIN = 3, 9, 3, 0.15
 # A draft that is nearly always right, and rows that cost nothing; one that is hardly ever right, with rows that cost nothing, and with rows
 # that cost far more than a step.
 BUILT = {
-    PAYS: Scenario(acceptance=0.9, step_ms=8, row_ms=0.0, draft_ms=0.2, hits=1.0, block=K),
-    NEUTRAL: Scenario(acceptance=0.1, step_ms=8, row_ms=0.0, draft_ms=0.2, hits=1.0, block=K),
-    COSTS: Scenario(acceptance=0.1, step_ms=2, row_ms=10.0, draft_ms=0.2, hits=1.0, block=K),
+    PAYS: Scenario(acceptance=0.9, step_ms=40, row_ms=0.0, draft_ms=0.2, hits=1.0, block=K),
+    NEUTRAL: Scenario(acceptance=0.1, step_ms=40, row_ms=0.0, draft_ms=0.2, hits=1.0, block=K),
+    COSTS: Scenario(acceptance=0.1, step_ms=10, row_ms=25.0, draft_ms=0.2, hits=1.0, block=K),
 }
 
 
@@ -77,7 +77,7 @@ def test_verdicts_of_what_was_built_to_pay_to_make_no_difference_and_to_cost(tmp
         assert one["word"] == word or (not one["decided"] and sides[word]), given
         assert told[word]["summary"]["word"] == one["word"] and one["reasons"]
         assert (one["advised"]["num_speculative_tokens"] > 0) is (one["word"] == PAYS)
-    for word, one in told.items():
+    for one in told.values():
         assert one["complete"] and one["simulated"] and not one["differing"] and not one["errors"]
         assert "Simulated" in page.page(one)[0]
     # The figures are those of the raw times on the disk.
@@ -89,4 +89,4 @@ def test_verdicts_of_what_was_built_to_pay_to_make_no_difference_and_to_cost(tmp
     assert told[PAYS]["cells"][0]["ways"][FIXED]["time_per_token_ms_p50"] == pytest.approx(
         1e3 * figures.percentile(per_token, 0.5), abs=0.01
     )
-    assert timings.acceptance(fixed)["mean_acceptance_length"] > 2.5
+    assert timings.acceptance(fixed)["mean_acceptance_length"] > 2.0
