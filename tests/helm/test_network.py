@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.checks.network import API, API_SERVERS, DNS, NEIGHBOUR, OUTSIDER, WORLD, Party, passes
+from tests.helm.checks.network import API, API_SERVERS, DNS, NEIGHBOUR, OUTSIDER, WORLD, Party, network, passes
 from tests.helm.objects import COMPONENT, Object, Render, parse, render
 from tests.helm.programs import HELM_3, HELM_4, NAMESPACE, Values, template
 from tests.helm.scenes import ISSUER, keda
@@ -200,3 +200,22 @@ def test_a_route_leads_to_the_service_that_clients_call() -> None:
     assert service is not None and backend["port"] in [port["port"] for port in service["spec"]["ports"]] == [443]
     assert made["spec"]["parentRefs"] == [gateway] and made["spec"]["hostnames"] == ["llm.example"]
     assert made["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_a_namespace_that_denies_by_default_keeps_nobody_from_what_is_needed() -> None:
+    """Others forbid everything there, and the chart's policies alone let through: services, KEDA, Prometheus and the pod of `helm test`."""
+    net = Net({**LOCAL, "target": LOCAL["target"] | keda("external"), "discovery": {"type": "kubernetes"}})
+    denied = {"spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}}
+    net.policies = [*net.policies, {**net.policies[0], **denied}]
+    assert network(Render([*net.render.objects, net.policies[-1]])) == []
+    assert net.passes("test", DNS, 53, "UDP") and net.passes("test", DNS, 53)
+    assert all(net.passes("test", "orchestrator", port) for port in (50051, 50050))
+    assert not any(net.passes("test", *to) for to in (("orchestrator", 50054), ("target", 50052), (WORLD, 443)))
+    assert net.passes(SCRAPER, "target", 9464) and net.passes(OPERATOR, "orchestrator", 50054)
+    assert not net.passes(NEIGHBOUR, "test", 80)
+
+
+def test_logs_of_helm_test_outlive_it() -> None:
+    """`helm test --logs` reads them after the pod has ended; helm 3.17 to 4.0 had then deleted one that is told to go on success."""
+    (pod,) = (pod for pod in render().pods if pod.owner["kind"] == "Pod")
+    assert pod.metadata["annotations"]["helm.sh/hook-delete-policy"] == "before-hook-creation"

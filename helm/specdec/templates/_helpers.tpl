@@ -186,6 +186,13 @@ A short name is enough: pools live in the release's namespace, and the search li
 {{- concat $entries ($more | default list) | join "," -}}
 {{- end -}}
 
+{{/* "true" of a release of pools alone, for the orchestrators of others: orchestrator.replicas is 0. Takes the root. */}}
+{{- define "specdec.poolsAlone" -}}
+{{- with .Values.orchestrator -}}
+{{- if and (eq .autoscaling.type "none") (eq (int .replicas) 0) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* "true" when some workload scales through KEDA's external scaler, which the orchestrators then serve. Takes the root. */}}
 {{- define "specdec.externalScaler" -}}
 {{- $root := . -}}

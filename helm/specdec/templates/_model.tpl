@@ -90,6 +90,9 @@ Takes dict "root" $ "component" c "values" v "model" m.
           name: {{ .model.hf.existingSecret | quote }}
           key: {{ .model.hf.existingSecretKey | quote }}
     {{- end }}
+    {{- with .model.hf.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   resources:
     {{- toYaml (.model.hf.resources | default .values.resources) | nindent 4 }}
   securityContext:
@@ -99,4 +102,7 @@ Takes dict "root" $ "component" c "values" v "model" m.
       mountPath: {{ include "specdec.modelFolder" . }}
     - name: tmp
       mountPath: /tmp
+    {{- with .model.hf.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end -}}

@@ -16,6 +16,26 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- mulf (trimSuffix $unit $text | float64) (get $units $unit | default 1) | int64 -}}
 {{- end -}}
 
+{{/* A quantity of Kubernetes as a number: 500m is 0.5. Takes the quantity. */}}
+{{- define "specdec.amount" -}}
+{{- $text := toString . -}}
+{{- $units := dict "m" 0.001 "P" 1e15 "E" 1e18 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- if hasKey $units $unit -}}{{ mulf (trimSuffix $unit $text | float64) (get $units $unit) }}
+{{- else if $unit -}}{{ include "specdec.bytes" . }}{{- else -}}{{ $text }}{{- end -}}
+{{- end -}}
+
+{{/* Kubernetes refuses a container that asks for more than it may take. Takes dict "found" "key" "resources". */}}
+{{- define "specdec.validateResources" -}}
+{{- $limits := .resources.limits | default dict -}}
+{{- range $name, $asked := .resources.requests | default dict -}}
+{{-   $most := get $limits $name -}}
+{{-   if and (hasKey $limits $name) (gt (include "specdec.amount" $asked | float64) (include "specdec.amount" $most | float64)) -}}
+{{-     include "specdec.problem" (list $.found (printf "%s.limits.%s: %s is less than requests.%s, %s; raise it" $.key $name (toString $most) $name (toString $asked))) -}}
+{{-   end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A duration in seconds. Takes it as 1h30m, 15s, 500ms. */}}
 {{- define "specdec.duration" -}}
 {{- $seconds := 0.0 -}}
@@ -78,9 +98,23 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{-     include "specdec.problem" (list $found (printf "discovery.%s: with the pools these are %d names to look up, and an orchestrator takes 16" $more (int $names))) -}}
 {{-   end -}}
 {{- end -}}
-{{- if not (or $targets $all.discovery.extraTargets) -}}
-{{-   include "specdec.problem" (list $found "target.pools: name at least one pool, or targets elsewhere in discovery.extraTargets") -}}
+{{- if not (or $targets $all.discovery.extraTargets (include "specdec.poolsAlone" .root)) -}}
+{{-   include "specdec.problem" (list $found "target.pools: name at least one pool, or targets elsewhere in discovery.extraTargets; a release of drafts alone has orchestrator.replicas 0") -}}
 {{- end -}}
+{{- if eq (toString $all.enabled) "false" -}}
+{{-   include "specdec.problem" (list $found "enabled: it is for the condition of a chart that depends on this one; uninstall the release, or set it to true") -}}
+{{- end -}}
+{{- $accounts := dict -}}
+{{- range $component := list "orchestrator" "target" "draft" -}}
+{{-   if (get $all $component).serviceAccount.create -}}
+{{-     $account := include "specdec.serviceAccountName" (dict "root" $.root "component" $component) -}}
+{{-     if hasKey $accounts $account -}}
+{{-       include "specdec.problem" (list $found (printf "%s.serviceAccount.create: %s is made for %s already; set it to false" $component $account (get $accounts $account))) -}}
+{{-     end -}}
+{{-     $_ := set $accounts $account $component -}}
+{{-   end -}}
+{{- end -}}
+{{- include "specdec.validateResources" (dict "found" $found "key" "tests.resources" "resources" ($all.tests.resources | default dict)) -}}
 {{- $models := list -}}
 {{- range $targets -}}
 {{-   if eq .model.source "hf" -}}{{- $models = append $models (printf "%s@%s" .model.hf.repository .model.hf.revision) | uniq -}}{{- end -}}
@@ -186,6 +220,7 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{-   end -}}
 {{- end -}}
 {{- include "specdec.validateCounts" . -}}
+{{- include "specdec.validateResources" (dict "found" $found "key" (printf "%s.resources" $key) "resources" $values.resources) -}}
 {{- range $values.extraEnv -}}
 {{-   if hasPrefix "SPECDEC_" .name -}}
 {{-     include "specdec.problem" (list $found (printf "%s.extraEnv: %s is a setting; use %s.config, or the key that decides it" $key .name $key)) -}}
@@ -233,6 +268,12 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{-   end -}}
 {{-   if and (eq $fewest 0) (eq $scaling.type "hpa") -}}
 {{-     include "specdec.problem" (list $found (printf "%s.autoscaling.minReplicas: an HPA keeps at least 1; set autoscaling.type to keda, or minReplicas to 1" $key)) -}}
+{{-   end -}}
+{{-   if and (ne .component "orchestrator") (not $scaling.thresholds) -}}
+{{-     include "specdec.problem" (list $found (printf "%s.autoscaling.thresholds: name one signal at least, or set autoscaling.type to none" $key)) -}}
+{{-   end -}}
+{{-   if and (ne .component "orchestrator") (include "specdec.poolsAlone" .root) -}}
+{{-     include "specdec.problem" (list $found (printf "%s.autoscaling.type: the release's own orchestrators tell loads, and orchestrator.replicas is 0; set it to none" $key)) -}}
 {{-   end -}}
 {{-   if and (eq .component "orchestrator") (not ($values.resources.requests | default dict).cpu) -}}
 {{-     include "specdec.problem" (list $found "orchestrator.resources.requests.cpu: autoscaling measures CPU against it; set it") -}}
