@@ -1,7 +1,8 @@
 """Which replica takes a session. Pure: loads and random numbers are arguments.
 
 Two random choices, the better one wins (Mitzenmacher 2001, "The power of two choices in randomized load balancing"): near-optimal
-balance without herding onto the one replica that reported the lowest load a moment ago.
+balance without herding onto the one replica that reported the lowest load a moment ago. They are never the same one twice: a replica that
+is many times slower than the others gets sessions only when each of the others has many times as many.
 
 Load is the time that a round of one more session would take if rows were served one by one: sessions and waiting rows, times the time of a
 step, stretched as room for keys and values runs out. It is comparable between replicas of different speed. Reports are a quarter of a
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from specdec.terms import DraftLoad, TargetBeat
 
 PREFIX_WORTH = 0.5  # a target that has the whole prompt may have so much more load than the better of two others,
-PREFIX_SESSIONS = 4  # counted as if it had so many more sessions: among idle ones the cache decides
+PREFIX_SESSIONS = 4  # counted as if that one had so many more sessions: among idle ones the cache decides
 COMPANY_WORTH = 0.25  # a draft with sessions of the same target may have so much more load than the better of two others, and one session
 MOST_FULL = 0.99  # share of the KV room; loads stay finite
 LATE_WEIGHT = 3.0  # a draft that is behind at every commit counts as one with four times the sessions
@@ -84,12 +85,12 @@ def choose(
         return None
     if any(c.name == prefer for c in fit):
         return prefer
-    first = fit[int(random[0] * len(fit))]
-    second = fit[int(random[1] * len(fit))]
-    best = min(first, second, key=_busy)
+    first = int(random[0] * len(fit))
+    second = (first + 1 + int(random[1] * (len(fit) - 1))) % len(fit)
+    best = min(fit[first], fit[second], key=_busy)
     if near := [c for c in fit if c.company and c.load - best.load <= COMPANY_WORTH * best.load + c.step_ms]:
         return min(near, key=lambda c: (-c.company, *_busy(c))).name
-    worth = [c for c in fit if c.prefix and c.load - best.load <= _worth(c, tokens) * (best.load + PREFIX_SESSIONS * c.step_ms)]
+    worth = [c for c in fit if c.prefix and c.load - best.load <= _worth(c, tokens) * (best.load + PREFIX_SESSIONS * best.step_ms)]
     return min(worth, key=lambda c: (-c.prefix, *_busy(c)), default=best).name
 
 

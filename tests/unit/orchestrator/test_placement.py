@@ -58,8 +58,10 @@ def test_rules(candidates: list[Candidate], avoid: str, one: float, two: float, 
     if prefer in {c.name for c in fit}:
         assert name == prefer, "where its work is"
         return
-    best = min((fit[int(one * len(fit))], fit[int(two * len(fit))]), key=lambda c: (c.load, c.sessions))
-    limit = best.load + PREFIX_WORTH * (best.load + PREFIX_SESSIONS * chosen.step_ms)
+    first, others = int(one * len(fit)), max(1, len(fit) - 1)
+    best = min((fit[first], fit[(first + 1 + int(two * others)) % len(fit)]), key=lambda c: (c.load, c.sessions))
+    assert len(fit) < 3 or best.load < max(c.load for c in fit) or len({c.load for c in fit}) < len(fit), "never the busiest of several"
+    limit = best.load + PREFIX_WORTH * (best.load + PREFIX_SESSIONS * best.step_ms)
     assert chosen.load <= limit, "no prefix is worth more than this"
     if name != best.name:
         assert chosen.prefix > 0
@@ -173,6 +175,53 @@ def test_a_draft_that_is_late_counts_as_a_full_one() -> None:
     good, late = (Report().heard(DraftLoad(1.0, share, 4, 0, 100), 4) for share in (0.0, 1.0))
     assert late.load(4) == 4 * good.load(4)
     assert Report().heard(DraftLoad(1.0, 0.0, 4, 90, 100), 4).load(4) > 5 * good.load(4)
+
+
+def share_of_the_slow(targets: int, busy: int, turns: bool, *, seed: int = 0, sessions: int = 1000) -> float:
+    """Share of the placements that come to a target ten times slower than its siblings, while `busy` sessions run. Who is served faster
+    ends sooner. `turns`: they are turns of 50 talks, not texts of their own."""
+    draw, index = random.Random(seed), PrefixIndex()
+    names = [f"t{i}" for i in range(targets)]
+    held, reports, slow = Counter[str](), dict.fromkeys(names, Report()), 0
+    for i in range(sessions):
+        step = {n: (10 if n == "t0" else 1) * (5 + 0.1 * held[n]) for n in names}
+        if i % 5 == 0:
+            for n in names:
+                reports[n] = reports[n].heard(beat(sessions=held[n], predicted_step_ms=int(step[n])), held[n])
+        talk = draw.randrange(sessions) if not turns else draw.randrange(50)
+        tokens = range(1000 * talk, 1000 * talk + 100)
+        found = index.holders(tokens)
+        fit = [Candidate(n, held[n], reports[n].load(held[n]), "", found.get(n, 0), reports[n].step_ms) for n in names]
+        name = choose(fit, "", (draw.random(), draw.random()), tokens=len(tokens)) or ""
+        index.took(tokens, name)
+        held[name] += 1
+        slow += name == "t0"
+        if held.total() > busy:
+            ending = draw.choices(names, [held[n] / step[n] for n in names])[0]
+            held[ending] -= 1
+    return slow / sessions
+
+
+@pytest.mark.parametrize("targets", [2, 3])
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_target_ten_times_slower_gets_hardly_a_session(targets: int, turns: bool) -> None:
+    """What it gets once all others are busy is less than its share of what the pool can do."""
+    assert share_of_the_slow(targets, 2 * targets, turns) <= 0.001
+    assert share_of_the_slow(targets, 30 * targets, turns) <= 1 / (10 * targets)
+
+
+def test_twin_who_may_meet_itself_wins_however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def anybody(fit: list[Candidate], avoid: str, draws: tuple[float, float], **more: int) -> str:
+        return min((fit[int(draw * len(fit))] for draw in draws), key=lambda c: c.load).name
+
+    monkeypatch.setitem(globals(), "choose", anybody)
+    assert share_of_the_slow(2, 4, turns=False) > 0.2 and share_of_the_slow(3, 6, turns=False) > 0.05
+
+
+def test_a_prefix_keeps_nobody_at_a_target_that_became_slow() -> None:
+    slow = Candidate("slow", 0, 50.0, prefix=300, step_ms=50.0)
+    assert choose([slow, Candidate("fast", 1, 10.0, step_ms=5.0)], "", (0.0, 0.0), tokens=300) == "fast"
+    assert choose([replace(slow, load=15.0), Candidate("fast", 1, 10.0, step_ms=5.0)], "", (0.0, 0.0), tokens=300) == "slow"
 
 
 # --- prefixes ---------------------------------------------------------------------------------------------------------
