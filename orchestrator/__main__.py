@@ -38,7 +38,8 @@ async def build(settings: OrchestratorSettings, runtime: Runtime) -> Service:
         settings.draft_sample_method,
     )
     meters = Meters(runtime.telemetry, content=settings.trace_content)
-    servicer = GenerationServicer(driver, text, defaults, meters, unread_s=2 * settings.max_unread_ms / 1000 + STATUS_S)
+    unread_s = 2 * settings.max_unread_ms / 1000 + STATUS_S
+    servicer = GenerationServicer(driver, text, defaults, meters, unread_s, settings.shows_metrics)
     process.rarely_collect()
     driver.run()
     scaling = Scaling(settings, driver, runtime.telemetry)

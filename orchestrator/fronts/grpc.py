@@ -17,6 +17,7 @@ from orchestrator.fronts.backend import Backend
 from orchestrator.fronts.meters import Meters, RequestMeter
 from orchestrator.fronts.relay import Context, Relay
 from orchestrator.fronts.requests import MAX_DETOKENIZE_IDS, MAX_N, Defaults, parse, text_or_chat
+from orchestrator.fronts.showing import Showing
 from orchestrator.fronts.textwork import Prepared, TextWork, encode, is_sentence, prepare
 from orchestrator.output import Ended, GenerationStats
 from orchestrator.request import admit, check_ids, is_complete, others
@@ -41,9 +42,18 @@ class _Admitted:
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Handlers raise SpecdecError; the server's interceptor makes a status of it."""
 
-    def __init__(self, backend: Backend, text: TextModel, defaults: Defaults, meters: Meters, unread_s: float = 120.0) -> None:
-        """A client that takes nothing for `unread_s` is hung up on where that harms nobody else."""
+    def __init__(
+        self,
+        backend: Backend,
+        text: TextModel,
+        defaults: Defaults,
+        meters: Meters,
+        unread_s: float = 120.0,
+        show_metrics: bool = False,
+    ) -> None:
+        """A client that takes nothing for `unread_s` is hung up on where that harms nobody else. `show_metrics`: to all of them."""
         self._unread_s = unread_s
+        self._showing = Showing(meters.telemetry.for_clients if show_metrics else None)
         self._backend, self._text, self._defaults, self._meters = backend, text, defaults, meters
         self._work, self._grammars = TextWork(), TextWork()
 
@@ -53,6 +63,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def close(self) -> None:
         self._work.close()
         self._grammars.close()
+        self._showing.close()
 
     # Writes and does not yield: a generator that the call abandons would clean up whenever the collector likes.
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
@@ -118,6 +129,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         ids = tuple(request.token_ids)
         check_ids(ids, self._text.vocabulary.size, "token_ids")
         return pb.DetokenizeResponse(text=await self._work.run(partial(self._text.decode, ids, request.skip_special_tokens)))
+
+    async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> pb.GetMetricsResponse:
+        return pb.GetMetricsResponse(text=await self._showing.text())
 
 
 def _words(message: pb.GenerateRequest) -> str:

@@ -141,6 +141,7 @@ class Counters:
     engine_ms: float | None = None
     beside_ms: float = 0.0
     draft_step_ms: float | None = None
+    rows: float | None = None  # of a target's step, on the mean
     waiting: float = 0.0
 
     @property
@@ -165,6 +166,7 @@ def counters(before: Mapping[str, Samples], after: Mapping[str, Samples]) -> Cou
     positions = labelled("specdec_accepted_tokens_per_position_total", "position")
     draft = added_to(before.get("draft", {}), after.get("draft", {}), "specdec_step_duration_seconds")
     engine = added_to(was, orchestrator, "specdec_round_duration_seconds", phase="engine")
+    rows = added_to(was, orchestrator, "specdec_target_batch_size")  # a sum of rows, not of seconds
     return Counters(
         rounds=engine.count,
         spec_rounds=added(was, orchestrator, "specdec_draft_rounds_total"),
@@ -176,6 +178,7 @@ def counters(before: Mapping[str, Samples], after: Mapping[str, Samples]) -> Cou
         engine_ms=mean_ms("engine"),
         beside_ms=sum(mean_ms(phase) or 0.0 for phase in ("wire", "queue")),
         draft_step_ms=1e3 * draft.seconds / draft.count if draft.count else None,
+        rows=rows.seconds / rows.count if rows.count else None,
         waiting=sum(value for key, value in orchestrator.items() if key[0] == "specdec_requests_waiting"),
     )
 
@@ -200,6 +203,8 @@ def of_service(told: Counters, draft_available: bool, k: int, change: Change) ->
     length = figures.expected_length(setting.alpha(block))
     ratio = figures.expected_gain(length, share, setting.step_ms(1), told.engine_ms, setting.host_ms + setting.rtt_ms)
     kept = ", ".join(f"{alpha:.2f}" for alpha in told.alphas[:MOST_K])
+    if told.rows is not None:
+        lines.append(f"a target's step took {told.engine_ms:.2f} ms and had {told.rows:.1f} rows, on the mean")
     lines += [
         f"a block decides {1 + told.accepted / told.spec_rounds:.2f} tokens; kept by slot at least {kept}",
         f"modelled: {ratio:.2f} times as fast as no speculation"

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.cli.connection import add_credentials, connected, endpoint_of
+from specdec.cli.connection import add_credentials, connected, credentials_of, endpoint_of
 from specdec.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from specdec.bench.advice import Change
+    from specdec.bench.endpoints import Endpoints
     from specdec.bench.scrape import Samples
 
 HELP = "what to set, and why: from a benchmark or a running service"
 DESCRIPTION = """\
 Prints what `specdec bench --out` found in words: whether speculation pays, for what, what to set, and why. With --endpoint the counters of
-a running service take the place of a benchmark; its orchestrator's metrics port is looked for at --metrics or through --state. The flags
-of "what if" change what was measured, or stand alone, and what follows from them is called modelled."""
-METRICS_PORT = 9464
+a running service take the place of a benchmark: its orchestrators tell them (where SPECDEC_SHOW_METRICS lets clients see them), or the
+metrics ports of --metrics or --state, which also know the drafts' steps. The flags of "what if" change what was measured, or stand alone,
+and what follows from them is called modelled."""
 MOST_SECONDS = 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="*", type=Path, metavar="FILE|DIR", help="what `specdec bench --out` wrote, one a machine")
-    parser.add_argument("--endpoint", metavar="HOST:PORT", help="the orchestrator of a running service")
+    parser.add_argument("--endpoint", metavar="HOST:PORT[,…]", help="the orchestrator of a running service; of several the sum")
     add_credentials(parser)
     parser.add_argument(
-        "--metrics", metavar="[ROLE=]H:P,…", help=f"metrics port of the orchestrator, and of others (default: port {METRICS_PORT})"
+        "--metrics", metavar="[ROLE=]H:P,…", help="metrics port of the orchestrator, and of others, instead of asking the endpoint"
     )
     parser.add_argument("--state", type=Path, metavar="DIR", help="folder of `specdec up`: its endpoint and ports")
     parser.add_argument("--seconds", type=float, default=0.0, metavar="S", help="look at so long a while (default: all since the start)")
@@ -125,14 +128,30 @@ async def _of_service(arguments: argparse.Namespace, change: Change) -> dict[str
 
     async with connected(endpoint_of(arguments), arguments) as client:
         info = await client.get_model_info()
-    addresses = _addresses(arguments)
-    before = await _scraped(addresses) if arguments.seconds else {}
-    await asyncio.sleep(arguments.seconds)
-    told = advice.counters(before, await _scraped(addresses))
+    async with _looking(arguments) as look:
+        before = await look() if arguments.seconds else {}
+        await asyncio.sleep(arguments.seconds)
+        told = advice.counters(before, await look())
     found = advice.of_service(told, info.draft_available, info.num_speculative_tokens, change)
     if change.any and found["what_if"]:
         found["lines"] += ["", "What if, from these counters:", *advice.said(found["what_if"])]
     return found
+
+
+@contextlib.asynccontextmanager
+async def _looking(arguments: argparse.Namespace) -> AsyncIterator[Callable[[], Awaitable[dict[str, Samples]]]]:
+    """Of each look what is told by role."""
+    from specdec.bench.endpoints import Endpoints
+
+    if arguments.metrics is not None or arguments.state is not None:
+        addresses = _addresses(arguments)
+        yield lambda: _scraped(addresses)
+        return
+    endpoints = Endpoints(arguments.endpoint, credentials_of(arguments))
+    try:
+        yield lambda: _asked(endpoints)
+    finally:
+        await endpoints.close()
 
 
 def _addresses(arguments: argparse.Namespace) -> list[tuple[str, str]]:
@@ -141,9 +160,23 @@ def _addresses(arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
     if arguments.state is not None:
         return [(process.role, process.metrics) for process in watch.of_state(arguments.state) if process.metrics]
-    text = arguments.metrics or f"{arguments.endpoint.partition(',')[0].rpartition(':')[0]}:{METRICS_PORT}"
-    named = ",".join(part if "=" in part else f"orchestrator={part}" for part in text.split(","))
+    named = ",".join(part if "=" in part else f"orchestrator={part}" for part in arguments.metrics.split(","))
     return [(process.role, process.metrics) for process in watch.of_metrics(named)]
+
+
+async def _asked(endpoints: Endpoints) -> dict[str, Samples]:
+    """All of the orchestrators, added up. Raises Unavailable for one that does not tell: a sum without it would be another one."""
+    told = await endpoints.look()
+    for name, samples in told.samples.items():
+        if samples is None:
+            raise Unavailable(f"{name}: {told.reasons[name]}")
+        if name in told.strange:
+            raise Unavailable(f"{name}: another orchestrator answers there than before; name one of them, e.g. through a port-forward")
+    found: dict[Any, float] = {}
+    for samples in told.samples.values():
+        for key, value in (samples or {}).items():
+            found[key] = found.get(key, 0.0) + value
+    return {"orchestrator": found}
 
 
 async def _scraped(addresses: list[tuple[str, str]]) -> dict[str, Samples]:
@@ -156,7 +189,7 @@ async def _scraped(addresses: list[tuple[str, str]]) -> dict[str, Samples]:
         try:
             told = await scrape(address)
         except Unavailable as error:
-            raise Unavailable(f"{error}; name the orchestrator's metrics port: --metrics HOST:PORT, or --state DIR") from error
+            raise Unavailable(f"{error}; name the orchestrator's metrics port: --metrics HOST:PORT, or leave it out") from error
         for key, value in told.items():
             of_role[key] = of_role.get(key, 0.0) + value
     if "orchestrator" not in found:

@@ -36,12 +36,13 @@ def make(folder: Path) -> None:
 
 
 def serving(folder: Path, role: str) -> dict[str, str]:
-    """SPECDEC_* settings, without the prefix, of a service that all callers have to show a certificate to."""
+    """SPECDEC_* settings, without the prefix, of a service that all callers have to show a certificate to. They all are one user, who may
+    see the metrics."""
     settings = {"TLS_CERT": f"{folder / role}.crt", "TLS_KEY": f"{folder / role}.key", "TLS_CLIENT_CA": str(folder / "ca.crt")}
     if role != "orchestrator":
         return {**settings, "ALLOWED_IDENTITIES": "orchestrator"}
     own = {"TLS_CLIENT_CERT": settings["TLS_CERT"], "TLS_CLIENT_KEY": settings["TLS_KEY"]}
-    return {**settings, **own, "TLS_CA": settings["TLS_CLIENT_CA"]}
+    return {**settings, **own, "TLS_CA": settings["TLS_CLIENT_CA"], "SHOW_METRICS": "true"}
 
 
 def showing(folder: Path) -> dict[str, Path]:

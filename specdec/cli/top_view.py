@@ -1,4 +1,4 @@
-"""What `specdec top` shows, from two looks at the metrics ports. Pure: numbers in, tables of text out.
+"""What `specdec top` shows, from two looks at the metrics. Pure: numbers in, tables of text out.
 
 Rates are between the two looks, levels those of the second. A dash stands for what did not happen or is not known, so that a zero means
 zero: nobody should read "0 % kept" where nothing was proposed.
@@ -6,12 +6,13 @@ zero: nobody should read "0 % kept" where nothing was proposed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from specdec.bench.scrape import Samples, Total, added, added_to
 
 NONE = "–"
+NEEDS = "--metrics or --state"
 MAX_POSITIONS = 10  # slots of a block that fit on a line
 OUTCOMES = ("hit", "late", "ngram", "forced", "miss")
 STATES = ("up", "probing", "ejected", "down")
@@ -30,6 +31,9 @@ FALLBACKS = {  # counter -> what it is called here
 }
 
 
+Fold = Callable[[Iterable[float]], float]
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     title: str
@@ -39,24 +43,43 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Samples by address; None = nobody answered there. `at_s` by any one clock."""
+    """Samples by address; None = nobody answered there, perhaps for one of the `reasons`. `at_s` by any one clock. `strange` = where
+    another process answered than at the look before: between the two there is nothing to tell."""
 
     at_s: float
     samples: Mapping[str, Samples | None]
+    strange: frozenset[str] = frozenset()
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 def tables(before: Look, after: Look) -> list[Table]:
     seconds = max(1e-9, after.at_s - before.at_s)
-    pairs = {address: (before.samples.get(address) or {}, now) for address, now in after.samples.items() if now is not None}
-    view = _View(list(pairs.values()), seconds)
+    pairs = {
+        address: (now if address in after.strange else before.samples.get(address) or now, now)
+        for address, now in after.samples.items()
+        if now is not None
+    }
+    view, roles = _View(list(pairs.values()), seconds), {_role(now) for _, now in pairs.values()}
+    from_afar = "orchestrator" in roles and "target" not in roles
     return [
         view.answers(),
         view.speculation(),
         view.positions(),
+        *([view.steps()] if from_afar else []),
         view.fallbacks(),
         view.replicas(),
+        *_untold(roles, view.drafts_wanted),
         _processes(after, pairs, seconds),  # last: there may be more of them than lines
     ]
+
+
+def _untold(roles: set[str], drafts_wanted: bool) -> list[Table]:
+    """What only processes know that were not asked."""
+    if "orchestrator" not in roles:
+        return []
+    rows = [("each target's KV room, its steps and their age", NEEDS)] if "target" not in roles else []
+    rows += [("the drafts' steps and what they drafted for nothing", NEEDS)] if drafts_wanted and "draft" not in roles else []
+    return [Table("not told by orchestrators", ("what", "where it is told"), tuple(rows))] if rows else []
 
 
 class _View:
@@ -84,8 +107,24 @@ class _View:
         shares = (_share(self._added("specdec_lookahead_rounds_total", outcome=outcome), wanted) for outcome in OUTCOMES)
         length = f"{1 + accepted / blocks:.2f}" if blocks else NONE
         per_round = f"{self._added('specdec_decided_tokens_total') / rounds:.2f}" if rounds else NONE
-        row = (self._state(), _share(accepted, drafted), length, per_round, *shares)
-        return Table("speculation", ("is", "kept", "length", "tok/round", *OUTCOMES), (row,))
+        waste = _share(self._added("specdec_draft_wasted_tokens_total"), self._added("specdec_draft_proposed_tokens_total"))
+        row = (self._state(), _share(accepted, drafted), length, per_round, *shares, waste)
+        return Table("speculation", ("is", "kept", "length", "tok/round", *OUTCOMES, "waste"), (row,))
+
+    @property
+    def drafts_wanted(self) -> bool:
+        return bool(self._level("specdec_spec_wanted"))
+
+    def steps(self) -> Table:
+        """Of the targets, where they do not tell themselves. Each orchestrator sees the steps with answers for it, and everybody's KV."""
+        kv = self._level("vllm:kv_cache_usage_perc", max)
+        name = "specdec_round_duration_seconds"
+        row = (
+            _mean_of(self._total("specdec_target_batch_size")),
+            *(_ms(self._mean(name, phase=phase)) for phase in ("engine", "queue", "wire", "wait")),
+            NONE if kv is None else f"{kv:.0%}",
+        )
+        return Table("rounds at the targets, as the orchestrators see them", ("rows", "step", "queue", "wire", "wait", "KV"), (row,))
 
     def _state(self) -> str:
         usable, wanted = self._level("specdec_spec_enabled"), self._level("specdec_spec_wanted")
@@ -104,7 +143,7 @@ class _View:
         name = "specdec_pool_endpoints"
         rows = []
         for pool in ("target", "draft"):
-            states = [self._level(name, pool=pool, state=state, least=True) for state in STATES]
+            states = [self._level(name, min, pool=pool, state=state) for state in STATES]
             if any(count is not None for count in states):
                 rows.append((pool, *map(_count, states)))
         return Table("replicas, as the orchestrators see them", ("pool", *STATES), tuple(rows))
@@ -115,7 +154,7 @@ class _View:
         for name, what in FALLBACKS.items():
             for labels in sorted(self._label_sets(name), key=sorted):
                 wanted = dict(labels)
-                total = self._levels(name, wanted, least=False) or 0.0
+                total = self._levels(name, wanted, sum) or 0.0
                 if total and wanted.get("reason") not in ORDINARY:
                     why = " ".join(value for _, value in sorted(labels))
                     rows.append((what, why, _rate(self._added(name, **wanted) / self._seconds), _count(total)))
@@ -127,18 +166,22 @@ class _View:
     def _added(self, name: str, **labels: str) -> float:
         return sum(max(0.0, added(before, now, name, **labels)) for before, now in self._pairs)  # a restart begins at zero
 
-    def _level(self, name: str, least: bool = False, **labels: str) -> float | None:
-        """Summed over the processes, or the least of them; None where nobody says."""
-        return self._levels(name, labels, least)
+    def _level(self, name: str, fold: Fold = sum, **labels: str) -> float | None:
+        """Of all processes together; None where nobody says."""
+        return self._levels(name, labels, fold)
 
-    def _levels(self, name: str, labels: Mapping[str, str], least: bool) -> float | None:
+    def _levels(self, name: str, labels: Mapping[str, str], fold: Fold) -> float | None:
         wanted = set(labels.items())
         found = [[value for (sample, has), value in now.items() if sample == name and wanted <= has] for _, now in self._pairs]
         told = [sum(values) for values in found if values]
-        return None if not told else min(told) if least else sum(told)
+        return fold(told) if told else None
 
-    def _mean(self, histogram: str) -> float | None:
-        return _mean([added_to(before, now, histogram) for before, now in self._pairs])
+    def _total(self, histogram: str, **labels: str) -> Total:
+        totals = [added_to(before, now, histogram, **labels) for before, now in self._pairs]
+        return Total(sum(total.seconds for total in totals), sum(total.count for total in totals))
+
+    def _mean(self, histogram: str, **labels: str) -> float | None:
+        return _mean(self._total(histogram, **labels))
 
 
 def _processes(after: Look, pairs: Mapping[str, tuple[Samples, Samples]], seconds: float) -> Table:
@@ -159,7 +202,7 @@ def _processes(after: Look, pairs: Mapping[str, tuple[Samples, Samples]], second
             _count(one._level("specdec_requests_running") if sessions is None else sessions),
             NONE if kv is None else f"{kv:.0%}",
             _mean_of(added_to(before, now, "specdec_batch_size")),
-            _ms(_mean([steps])),
+            _ms(_mean(steps)),
             _rate(steps.count / seconds) if steps.count else NONE,
             _ms(one._level("specdec_step_age_seconds") or None),
         ))  # fmt: skip
@@ -171,9 +214,8 @@ def _role(samples: Samples) -> str:
     return next(told, "").removeprefix("specdec-") or "?"
 
 
-def _mean(totals: Sequence[Total]) -> float | None:
-    count = sum(total.count for total in totals)
-    return sum(total.seconds for total in totals) / count if count > 0 else None
+def _mean(total: Total) -> float | None:
+    return total.seconds / total.count if total.count > 0 else None
 
 
 def _mean_of(total: Total) -> str:

@@ -33,7 +33,7 @@ from specdec.client.answers import (
 )
 from specdec.client.calls import GENERATE_TIMEOUT_S, UNARY_TIMEOUT_S, Client
 from specdec.client.credentials import Credentials
-from specdec.client.failover import FailoverClient, client_of
+from specdec.client.failover import FailoverClient, client_of, endpoints_of
 from specdec.client.requests import CallOptions, Options, Prompt, generate_request
 from specdec.client.sync import SyncClient
 
@@ -57,6 +57,7 @@ __all__ = [
     "UNARY_TIMEOUT_S",
     "Usage",
     "client_of",
+    "endpoints_of",
     "event_from_wire",
     "generate_request",
 ]

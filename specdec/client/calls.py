@@ -14,7 +14,7 @@ from specdec import status, wire
 from specdec.client.answers import Completion, Event, Finished, ServiceInfo, completions_of, event_from_wire
 from specdec.client.credentials import OPEN, Credentials
 from specdec.client.requests import CallOptions, Options, Prompt, generate_request, tokenize_request
-from specdec.errors import InvalidRequest, ProtocolFault, SpecdecError, Unavailable
+from specdec.errors import InvalidRequest, ProtocolFault, SpecdecError, Unavailable, Unsupported
 from specdec.runtime.channels import open_channel
 from specdec.runtime.diagnosis import why
 from specdec.terms import SamplingParams
@@ -106,6 +106,17 @@ class Client:
     async def get_model_info(self) -> ServiceInfo:
         reply = await self._unary("GetModelInfo", generation_pb2.GetModelInfoRequest())
         return ServiceInfo(wire.model_info_from_wire(reply.info), reply.draft_available, reply.num_speculative_tokens)
+
+    async def get_metrics(self) -> str:
+        """What the orchestrator that answers counts, in Prometheus' text format; of several, that of one of them. `target_info` tells by
+        service_instance_id which. Raises PermissionDenied where the service does not show it (SPECDEC_SHOW_METRICS), and Unsupported
+        where it is older than this call."""
+        try:
+            return str((await self._unary("GetMetrics", generation_pb2.GetMetricsRequest())).text)
+        except Unsupported as error:
+            raise Unsupported(
+                "GetMetrics", f"the orchestrator at {self.endpoint} is older than this call; read its metrics port"
+            ) from error
 
     async def tokenize(
         self,

@@ -122,10 +122,16 @@ class _Tries:
 
 def client_of(endpoints: str, credentials: Credentials = OPEN) -> Client:
     """The client of `host:port`, or of several with commas between them. Raises InvalidRequest."""
+    names = endpoints_of(endpoints)
+    if len(names) == 1:
+        return Client(names[0], credentials)
+    return FailoverClient(names, connect=lambda name: Client(name, credentials))
+
+
+def endpoints_of(endpoints: str) -> list[str]:
+    """Each `host:port` of a list with commas. Raises InvalidRequest."""
     names = [name.strip() for name in endpoints.split(",")]
     for name in names:
         if not name.rpartition(":")[2].isdecimal() or not name.rpartition(":")[0]:
             raise InvalidRequest("endpoint", f"must be host:port, or several with commas between them, got {endpoints!r}")
-    if len(names) == 1:
-        return Client(names[0], credentials)
-    return FailoverClient(names, connect=lambda name: Client(name, credentials))
+    return names

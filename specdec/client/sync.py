@@ -53,6 +53,9 @@ class SyncClient:
     def get_model_info(self) -> ServiceInfo:
         return self._run(self._client.get_model_info)
 
+    def get_metrics(self) -> str:
+        return self._run(self._client.get_metrics)
+
     def tokenize(
         self,
         prompt: str | Sequence[Mapping[str, str]],

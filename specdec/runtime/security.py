@@ -52,6 +52,16 @@ class FrontSettings(DialSettings):
         0.0, low=0, high=1e6, doc="calls a second of one client, by token, certificate or address; 0 = any"
     )
     client_max_open: int = setting(0, low=0, high=1_000_000, doc="calls of one client that are open at once; 0 = any")
+    show_metrics: bool | None = setting(
+        None,
+        doc="tell clients this service's load and counts (GetMetrics, `specdec top --endpoint`); empty = where they need neither a token "
+        "nor a certificate",
+    )
+
+    @property
+    def shows_metrics(self) -> bool:
+        """Clients that are told apart may be strangers to each other: there somebody has to allow it."""
+        return self.tokens_file is None and self.tls_client_ca is None if self.show_metrics is None else self.show_metrics
 
     def problems(self) -> list[str]:
         found = super().problems()

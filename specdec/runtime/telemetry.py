@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from wsgiref.simple_server import WSGIServer
 
@@ -26,15 +26,16 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
 from specdec.errors import InvalidRequest, Unsupported
 from specdec.runtime import logs
 from specdec.runtime import trace as w3c
 from specdec.runtime.aliases import Aliases
-from specdec.runtime.instruments import Counter, Gauge, Histogram, Instruments, LabelValue, Reading
+from specdec.runtime.instruments import Counter, Family, Gauge, Histogram, Instruments, LabelValue, Reading
 from specdec.runtime.metrics import METRICS, Kind, Metric
 from specdec.runtime.outbound import Outbound
+from specdec.runtime.shown import shown
 
 CLOSE_S, FLUSH_S = 4.0, 3.0  # for all of it; for the spans that wait
 MAX_EVENTS = 128  # of one span
@@ -127,6 +128,10 @@ class Telemetry:
         """What aliases.py says. Called once."""
         self._registry.register(Aliases(self._instruments, model, kv_usage))
 
+    def for_clients(self) -> bytes:
+        """What clients may see (shown.py), in the metrics port's format. Reads all metrics: as costly as a scrape; off the event loop."""
+        return generate_latest(_Shown(self._registry))
+
     def counter(self, name: str) -> Counter:
         metric = _metric(name, Kind.COUNTER)
         return cast(Counter, self._instruments.once(name, lambda: Counter(name, metric)))
@@ -186,6 +191,16 @@ class Telemetry:
             self._http.server_close()
         if self._outbound is not None:
             self._outbound.close(FLUSH_S)
+
+
+class _Shown:
+    """A collector: of another one what clients may see."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Family]:
+        return shown(self._registry.collect())
 
 
 class _Ended(SpanProcessor):

@@ -55,6 +55,11 @@ class GenerationServiceStub:
                 request_serializer=specdec_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=specdec_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.GetMetrics = channel.unary_unary(
+                '/specdec.v1.GenerationService/GetMetrics',
+                request_serializer=specdec_dot_v1_dot_generation__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=specdec_dot_v1_dot_generation__pb2.GetMetricsResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -89,6 +94,13 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMetrics(self, request, context):
+        """What the orchestrator that answers counts: load, speculation, replicas. PERMISSION_DENIED where it does not show that to clients.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=specdec_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
                     response_serializer=specdec_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=specdec_dot_v1_dot_generation__pb2.GetMetricsRequest.FromString,
+                    response_serializer=specdec_dot_v1_dot_generation__pb2.GetMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class GenerationService:
             '/specdec.v1.GenerationService/Detokenize',
             specdec_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
             specdec_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdec.v1.GenerationService/GetMetrics',
+            specdec_dot_v1_dot_generation__pb2.GetMetricsRequest.SerializeToString,
+            specdec_dot_v1_dot_generation__pb2.GetMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

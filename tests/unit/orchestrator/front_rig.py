@@ -18,6 +18,7 @@ from orchestrator.fronts.meters import Meters
 from orchestrator.fronts.requests import Defaults
 from orchestrator.text import TextModel
 from specdec.runtime.channels import channel_options, server_options
+from specdec.runtime.guard import Guard
 from specdec.runtime.interceptor import CallInterceptor
 from specdec.runtime.telemetry import Telemetry
 from specdec.status import error_from_rpc
@@ -58,11 +59,14 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(text_model: TextModel) -> AsyncIterator[Service]:
-    telemetry = Telemetry("orchestrator", metrics_port=-1)
+async def serving(
+    text_model: TextModel, telemetry: Telemetry | None = None, *, show_metrics: bool = False, guard: Guard | None = None
+) -> AsyncIterator[Service]:
+    telemetry = telemetry or Telemetry("orchestrator", metrics_port=-1)
     backend = ScriptedBackend(info=model_info(TOKENIZER.get_vocab_size()))
-    servicer = GenerationServicer(backend, text_model, Defaults(3, False, RejectionMethod.COUPLED, None), Meters(telemetry))
-    server = grpc.aio.server(interceptors=[CallInterceptor(telemetry)], options=server_options())
+    defaults = Defaults(3, False, RejectionMethod.COUPLED, None)
+    servicer = GenerationServicer(backend, text_model, defaults, Meters(telemetry), show_metrics=show_metrics)
+    server = grpc.aio.server(interceptors=[CallInterceptor(telemetry, guard=guard)], options=server_options())
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
