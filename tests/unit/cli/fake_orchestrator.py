@@ -17,6 +17,23 @@ from specdec.terms import Origin
 from specdec.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 
 PIECES = ((10, "Hel", Origin.PLAIN), (11, "lo ", Origin.ACCEPTED), (12, "wörld", Origin.BONUS))
+METRICS = """\
+target_info{{service_name="specdec-orchestrator",service_instance_id="fake"}} 1.0
+specdec_spec_enabled 1.0
+specdec_spec_wanted 1.0
+specdec_round_duration_seconds_count{{phase="engine"}} 1000.0
+specdec_round_duration_seconds_sum{{phase="engine"}} 20.0
+specdec_rounds_total {rounds}
+specdec_draft_rounds_total 800.0
+specdec_draft_tokens_total 2400.0
+specdec_accepted_tokens_total 1200.0
+specdec_accepted_tokens_per_position_total{{position="0"}} 640.0
+specdec_decided_tokens_total{{origin="plain"}} {tokens}
+specdec_delivered_tokens_total {tokens}
+specdec_target_batch_size_count {rounds}
+specdec_target_batch_size_sum {rows}
+vllm:kv_cache_usage_perc{{model_name="fake",engine="0"}} 0.25
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +69,14 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer):
     async def GetModelInfo(self, request: Any, context: Any) -> Any:
         info = common_pb2.ModelInfo(model="fake", vocab_size=20)
         return generation_pb2.GetModelInfoResponse(info=info, draft_available=True, num_speculative_tokens=3)
+
+    looks = 0
+
+    async def GetMetrics(self, request: Any, context: Any) -> Any:
+        """Ten rounds since the call before, of two tokens each, in steps of four rows."""
+        self.looks += 1
+        rounds = 1000 + 10 * self.looks
+        return generation_pb2.GetMetricsResponse(text=METRICS.format(rounds=rounds, tokens=2 * rounds, rows=4 * rounds))
 
     async def Tokenize(self, request: Any, context: Any) -> Any:
         turns = [len(m.content) for m in request.messages.messages]

@@ -56,6 +56,10 @@ class Secured(generation_pb2_grpc.GenerationServiceServicer):
         self.calls += 1
         return pb.GetModelInfoResponse(info=wire.model_info_to_wire(INFO))
 
+    async def GetMetrics(self, request: Any, context: Any) -> pb.GetMetricsResponse:
+        self.calls += 1
+        return pb.GetMetricsResponse(text=self.telemetry.for_clients().decode())
+
     async def Generate(self, request: Any, context: Any) -> None:
         self.calls += 1
         while await self.more.get():
