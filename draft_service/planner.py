@@ -6,11 +6,16 @@ Rules
 2. Branches take what rows are left, the likeliest first, but not many: every row makes the step longer, and a session that becomes hungry
    meanwhile waits for its end. Beside chains whose targets wait they may only fill up what costs hardly more than one row.
 3. Several passes are planned at once only where every row wants as many and nothing new can begin between them.
+4. Orchestrators, each of which is a stream, share the rows of a pass, those of branches too: whoever had fewer of them comes next, each
+   with its own sessions in their order, and a piece of a prompt is no longer than the share of one. So many sessions of one, or prompts of
+   theirs, keep no other out of a pass. The target does the same.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from draft_service.plan import DraftRow
 from draft_service.session import Session
@@ -18,6 +23,7 @@ from draft_service.tree import Branch
 
 CHEAP_ROWS = 4  # a step of so many rows takes hardly longer than one of a single row
 BRANCH_ROWS = 16  # most rows of branches in a step
+T = TypeVar("T")
 
 
 def draw_up(
@@ -28,7 +34,8 @@ def draw_up(
     rows: list[DraftRow] = []
     needed = 0
     left, alone = step_rows, len(sessions) == 1
-    for session in waiting:
+    chunk_rows = min(chunk_rows, max(1, step_rows // max(1, len({session.stream for session in waiting}))))
+    for session in in_turns(waiting, lambda s: (s.stream, min(s.chain.unfed, chunk_rows))):
         if left == 0:
             break
         row = _row(session, left if alone else min(left, chunk_rows))
@@ -43,6 +50,17 @@ def draw_up(
     steps = min((row.draws for row in rows), default=0) if complete else 1
     steps = 1 if steps == 0 or any(session.tree.seeds for session in sessions) else steps
     return tuple(rows), steps, min(needed, steps)
+
+
+def in_turns(items: Sequence[T], whose: Callable[[T], tuple[int, int]]) -> list[T]:
+    """`items` in the order in which they get rows. `whose`: the stream of one, and how many rows it wants. Where all are of one stream,
+    nothing changes."""
+    had, before = Counter[int](), []
+    for item in items:
+        stream, rows = whose(item)
+        before.append(had[stream])
+        had[stream] += rows
+    return [items[place] for place in sorted(range(len(items)), key=before.__getitem__)] if len(had) > 1 else list(items)
 
 
 def _row(session: Session, most: int) -> DraftRow:
@@ -61,7 +79,8 @@ def _branches(sessions: Sequence[Session], left: int, survives: Callable[[Sessio
         if (draws := survives(session, branch))
     ]
     rows = []
-    for branch, session, draws in sorted(wanted, key=lambda item: -item[0].chance):
+    wanted.sort(key=lambda item: -item[0].chance)
+    for branch, session, draws in in_turns(wanted, lambda item: (item[1].stream, len(item[0]) - item[0].kv)):
         fed, bounds = tuple(branch.tokens[branch.kv :]), session.bounds
         if len(fed) > left:
             break
