@@ -5,16 +5,20 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAY = datetime.timedelta(days=1)
 LOOPBACK = ("127.0.0.1", "localhost")
+USAGES = {"server auth": ExtendedKeyUsageOID.SERVER_AUTH, "client auth": ExtendedKeyUsageOID.CLIENT_AUTH}
+_OTHERS = "key_encipherment content_commitment data_encipherment key_agreement key_cert_sign crl_sign encipher_only decipher_only"
+SIGNS = x509.KeyUsage(digital_signature=True, **dict.fromkeys(_OTHERS.split(), False))
 
 
 @dataclass(frozen=True)
@@ -39,19 +43,26 @@ class Authority:
         self.ca = folder / f"{name}.pem"
         self.ca.write_bytes(_pem(self._certificate(self._name, self._key, (), 30 * DAY, authority=True)))
 
-    def issue(self, label: str, *names: str, valid: datetime.timedelta = DAY) -> Files:
-        """`names` = DNS names, addresses and URIs; `valid` from now on, negative = expired."""
+    def issue(self, label: str, *names: str, valid: datetime.timedelta = DAY, usages: Sequence[str] = ()) -> Files:
+        """`names` = DNS names, addresses and URIs; `valid` from now on, negative = expired. `usages` as in a Certificate of cert-manager:
+        what is made is for those alone and, as cert-manager does it, has no subject."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, label)])
+        subject = x509.Name([] if usages else [x509.NameAttribute(NameOID.COMMON_NAME, label)])
         files = Files(self._folder / f"{label}.crt", self._folder / f"{label}.key")
-        files.cert.write_bytes(_pem(self._certificate(subject, key, names, valid, authority=False)))
+        files.cert.write_bytes(_pem(self._certificate(subject, key, names, valid, authority=False, usages=usages)))
         files.key.write_bytes(
             key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         )
         return files
 
     def _certificate(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, names: tuple[str, ...], valid: datetime.timedelta, authority: bool
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        names: tuple[str, ...],
+        valid: datetime.timedelta,
+        authority: bool,
+        usages: Sequence[str] = (),
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         builder = x509.CertificateBuilder(
@@ -68,7 +79,10 @@ class Authority:
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = builder.add_extension(issuer, critical=False)
         if names:
-            builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), critical=False)
+            builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), critical=not subject.rdns)
+        if usages:
+            builder = builder.add_extension(x509.ExtendedKeyUsage([USAGES[usage] for usage in usages if usage in USAGES]), critical=False)
+            builder = builder.add_extension(SIGNS, critical=True)
         return builder.sign(self._key, hashes.SHA256())
 
 

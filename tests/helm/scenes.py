@@ -100,6 +100,15 @@ _OWN: dict[str, Scene] = {
     "long name": Scene(POOLS, release="a" + "b" * 51 + "c"),
     "oldest Kubernetes": Scene(kubernetes="1.29"),
     "same name": Scene({}, release="specdec"),
+    "for nobody else": Scene(
+        {
+            "auth": {"existingSecret": "tokens"},
+            "tls": {"front": {"enabled": True, "issuerRef": ISSUER}, "internal": {"enabled": True, "issuerRef": ISSUER}},
+            "target": {**GPU, **MOUNTED["target"], **keda("external"), "pools": {"h100": {}}},
+            "draft": {**GPU, **MOUNTED["draft"], **keda("external", minReplicas=0), "pools": {"l4": {}}},
+        },
+        release="specdec",
+    ),
 }
 WAIVED = {
     "everything-values.yaml": ("ConfigMap/notes lacks the label", "target.other-cluster.example.com")
