@@ -189,7 +189,7 @@ def _endpoints(driver: Driver) -> list[tuple[float, dict[str, str]]]:
     readings = []
     for pool in driver.pools:
         connected = pool.connected
-        states = Counter({"up": 0, "ejected": 0, "probing": 0, "down": len(pool.peers) - len(connected)})
-        states.update(_STATE[pool.ejection.state(peer.name)] for peer in connected)
+        states = Counter({"up": 0, "ejected": 0, "probing": 0, "leaving": 0, "down": len(pool.peers) - len(connected)})
+        states.update("leaving" if pool.leaves(peer.name) else _STATE[pool.ejection.state(peer.name)] for peer in connected)
         readings += [(float(count), {"pool": pool.name, "state": state}) for state, count in states.items()]
     return readings

@@ -88,9 +88,13 @@ class Pool:
 
     def eligible(self) -> list[Peer]:
         """Those that may take a session now. Where all targets are shut out any is better than none; without a draft there is a way."""
-        there = [peer for peer in self if peer.connected and peer.name not in self._leaving and peer.name not in self.draining]
+        there = [peer for peer in self if peer.connected and not self.leaves(peer.name)]
         fit = [peer for peer in there if self.ejection.allows(peer.name)]
         return fit or (there if self._dialect is TARGET else [])
+
+    def leaves(self, name: str) -> bool:
+        """Whether it takes no session any more: it drains, or is no longer a member. Also from the thread that reads metrics."""
+        return name in self._leaving or name in self.draining
 
     @property
     def serves(self) -> bool:

@@ -15,7 +15,7 @@ NONE = "–"
 NEEDS = "--metrics or --state"
 MAX_POSITIONS = 10  # slots of a block that fit on a line
 OUTCOMES = ("hit", "late", "ngram", "forced", "miss")
-STATES = ("up", "probing", "ejected", "down")
+STATES = ("up", "probing", "ejected", "leaving", "down")
 ORDINARY = frozenset({"prefill", "tail"})  # rounds that can have no block
 FALLBACKS = {  # counter -> what it is called here
     "specdec_draftless_rounds_total": "round without block",

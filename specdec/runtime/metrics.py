@@ -93,7 +93,10 @@ METRICS: dict[str, Metric] = {
     "specdec.prefix_cache.hit_tokens": _counter("{token}", "Those among them that were in KV already."),
     "specdec.sessions": _gauge("{session}", "Sessions held."),
     "specdec.pool.endpoints": _gauge(
-        "{endpoint}", "Known replicas by state: up, ejected, probing (no longer ejected, not yet proven), down.", "pool", "state"
+        "{endpoint}",
+        "Known replicas by state: up, ejected, probing (no longer ejected, not yet proven), leaving (takes no session any more), down.",
+        "pool",
+        "state",
     ),
     "specdec.discovery.failures": _counter(
         "{lookup}",

@@ -40,7 +40,7 @@ class Endpoints:
 
     def up(self) -> dict[str, float]:
         metrics = self.stack.orchestrators[0].metrics()
-        return {state: metrics[f'specdec_pool_endpoints{{pool="target",state="{state}"}}'] for state in ("up", "down")}
+        return {state: metrics[f'specdec_pool_endpoints{{pool="target",state="{state}"}}'] for state in ("up", "leaving", "down")}
 
 
 @pytest.fixture
@@ -92,12 +92,12 @@ async def test_F160_endpoints_that_come_end_and_go_under_an_answer(served: tuple
         endpoints.put(two)
         (answer,) = await waits
         endpoints.delete(one)
-        await until(lambda: endpoints.up() == {"up": 2, "down": 0})
+        await until(lambda: endpoints.up() == {"up": 1, "leaving": 1, "down": 0})
         assert held(one) == 1
         one.kill()
         async for event in events:
             ids += event.token_ids if isinstance(event, Delta) else ()
-    await until(lambda: endpoints.up() == {"up": 1, "down": 0})
+    await until(lambda: endpoints.up() == {"up": 1, "leaving": 0, "down": 0})
     reference, little = await gather_answers(stack.endpoint, [Ask(PROMPT, LONG, {"seed": 5}), Ask(PROMPT, SHORT, {"seed": 6})])
     assert tuple(ids) == tuple(reference.token_ids) and len(ids) == LONG.max_tokens
     same(answer, little)
@@ -109,4 +109,4 @@ async def test_F160_endpoints_that_come_end_and_go_under_an_answer(served: tuple
     api_server_serves.close()
     await until(lambda: stack.orchestrators[0].metric("specdec_discovery_failures_total") > sum(failures.values()))
     same((await short())[0], little)
-    assert endpoints.up() == {"up": 1, "down": 0} and not stack.defects()
+    assert endpoints.up() == {"up": 1, "leaving": 0, "down": 0} and not stack.defects()

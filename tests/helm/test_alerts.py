@@ -146,7 +146,10 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
         [line("specdec_proposals_rejected_total", "0+1x45", 'reason="malformed"')],
         [line("specdec_proposals_rejected_total", "7x45", 'reason="malformed"')],
     ),
-    "SpecdecTargetPoolEmpty": ([pool("up", "0"), pool("down", "2")], [pool("up", "0"), pool("probing", "1"), pool("up", "0", "draft")]),
+    "SpecdecTargetPoolEmpty": (
+        [pool("up", "0"), pool("leaving", "1"), pool("down", "2")],
+        [pool("up", "0"), pool("probing", "1"), pool("up", "0", "draft")],
+    ),
     "SpecdecRequestsRefused": ([refused(60, "RESOURCE_EXHAUSTED")], [refused(60, "INVALID_ARGUMENT")]),
     "SpecdecRequestsWait": ([line("specdec_requests_waiting", "4x45")], [line("specdec_requests_waiting", "4 0 " * 23)]),
     "SpecdecKvFull": (kv(0.97, "target"), kv(0.97, "draft")),

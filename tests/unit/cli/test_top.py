@@ -89,7 +89,7 @@ def test_rates_are_those_between_two_looks() -> None:
     assert (speculation["is"], speculation["kept"], speculation["length"], speculation["tok/round"]) == ("on", "50%", "2.00", "2.50")
     assert (speculation["hit"], speculation["miss"], speculation["late"]) == ("90%", "10%", "0%")
     assert found["kept by slot of the block"].rows == (("70%", "30%"),)
-    assert found["replicas, as the orchestrators see them"].rows == (("draft", "2", "–", "1", "–"),)
+    assert found["replicas, as the orchestrators see them"].rows == (("draft", "2", "–", "1", "–", "–"),)
     assert found["fallbacks"].rows == (("round without block", "miss", "5.0", "20"),)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator import leaving
-from orchestrator.observe import MAX_REPLICA_LABELS, Observer, _sessions
+from orchestrator.observe import MAX_REPLICA_LABELS, Observer, _endpoints, _sessions
 from orchestrator.peers import Heard
 from specdec import terms
 from tests.unit.orchestrator.scripted_pools import Pools, ScriptedPeer, answer_of, fetch, prompt_of, settle
@@ -85,6 +85,24 @@ async def test_nothing_is_placed_where_it_drains(monkeypatch: pytest.MonkeyPatch
     assert spread(pools, *(f"s{i}" for i in range(20))) == {"t1:1"}
     await asyncio.gather(*map(fetch, handles))
     assert not pools.targets[0].seen and not pools.drafts[0].seen
+
+
+async def test_who_leaves_does_not_count_as_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, targets=3, drafts=1)
+
+    def states() -> dict[str, float]:
+        return {labels["state"]: count for count, labels in _endpoints(pools.driver) if labels["pool"] == "target" and count}
+
+    assert states() == {"up": 3}
+    report(pools.targets[0], draining=True, drain_remaining_ms=9000)
+    handles = [asyncio.ensure_future(fetch(pools.start(f"s{i}", count=COUNT))) for i in range(2)]
+    await settle(10)
+    assert spread(pools, "s0", "s1") == {"t1:1", "t2:1"} and states() == {"leaving": 1, "up": 2}
+    pools.driver.pools.targets.remove("t1:1")
+    assert states() == {"leaving": 2, "up": 1}, "it serves until its session has ended"
+    await asyncio.gather(*handles)
+    pools.targets[0].fall()
+    assert states() == {"up": 1, "down": 1}
 
 
 async def test_the_only_target_keeps_its_sessions_to_the_end(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
