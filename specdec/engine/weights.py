@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,17 @@ class FolderWeights(Mapping[str, Tensor]):
 
 def safetensors_of(folder: Path) -> list[Path]:
     """The only kind of weights that is read: the others are pickles, and whoever reads one runs the code in it. Pickles that lie beside
-    are never opened. Raises UnsupportedModel, naming them where there is nothing else."""
-    if found := sorted(folder.glob("*.safetensors")):
+    are never opened. Raises UnsupportedModel, naming them where there is nothing else, or a file that this process may not read."""
+    try:
+        names = sorted(os.listdir(folder))  # glob takes a folder that it may not read for an empty one,
+        found = [folder / name for name in names if name.endswith(".safetensors")]
+        for path in found:
+            path.open("rb").close()  # and safetensors says of any such file that there is none
+    except OSError as error:
+        raise _unreadable(error) from error
+    if found:
         return found
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    pickles = [name for name in names if Path(name).suffix in PICKLES]
     if pickles:
         raise UnsupportedModel(
             f"{folder} has no .safetensors file, and {', '.join(pickles[:3])} is not opened: such a file can run any code;"
@@ -50,11 +58,18 @@ def safetensors_of(folder: Path) -> list[Path]:
     raise UnsupportedModel(f"{folder} has no .safetensors file")
 
 
+def _unreadable(error: OSError) -> UnsupportedModel:
+    remedy = "; give that user the right to read it, and to enter the folders above it" if isinstance(error, PermissionError) else ""
+    return UnsupportedModel(f"{error.filename} cannot be read by uid {os.geteuid()}: {error.strerror}{remedy}")
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UnsupportedModel(f"{folder} is no model folder: it has no config.json")
-    config: dict[str, Any] = json.loads(path.read_text())
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise UnsupportedModel(f"{folder} is no model folder: it has no config.json") from None
+    except OSError as error:
+        raise _unreadable(error) from error
     return config
 
 
