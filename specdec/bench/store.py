@@ -21,7 +21,6 @@ from specdec.bench.record import Run, from_json, to_json, turn_of
 from specdec.errors import InvalidRequest
 
 PLAN, RUNS = "plan.json", "runs.jsonl"
-REPORTS = ("report.json", "report.csv", "report.html")
 
 
 class Store:

@@ -1,4 +1,4 @@
-"""W3C trace context (https://www.w3.org/TR/trace-context/): read, write, child. Knows no SDK: a process passes on what it got even when
+"""W3C trace context (https://www.w3.org/TR/trace-context/): read, write. Knows no SDK: a process passes on what it got even when
 it exports nothing."""
 
 from __future__ import annotations
@@ -25,10 +25,6 @@ class TraceContext:
     def sampled(self) -> bool:
         return bool(self.flags & SAMPLED)
 
-    def child(self) -> TraceContext:
-        """A new span of the same trace."""
-        return TraceContext(self.trace_id, _random_id(8), self.flags)
-
     def __str__(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 
@@ -46,12 +42,6 @@ def parse(header: str) -> TraceContext | None:
 
 def new_context(sampled: bool = False) -> TraceContext:
     return TraceContext(_random_id(16), _random_id(8), SAMPLED if sampled else 0)
-
-
-def child_of(header: str, sampled: bool = False) -> TraceContext:
-    """A child of the header's span, or a new trace where the header says nothing."""
-    parent = parse(header)
-    return parent.child() if parent else new_context(sampled)
 
 
 def _random_id(size: int) -> str:

@@ -18,7 +18,6 @@ from tests.unit.sampling_oracle import FREE, Legal, Reference
 
 EOS = 2
 SIZES = [3, 41, 300, 513, 1100, 2300, 5000, 9000]
-FEW_IDS = st.lists(st.integers(0, 2), max_size=3)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from tests.helm.objects import Object, Pod, Render
 RESTRICTED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 SELINUX_TYPES = {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
 HANDLERS = ("livenessProbe", "readinessProbe", "startupProbe")
-QUANTITY = re.compile(r"([0-9.]+)(m|[kMGTPE]i?)?")
 UNITS = {"": 1.0, "m": 1e-3} | {letter: 1000.0 ** (i + 1) for i, letter in enumerate("kMGTPE")}
 UNITS |= {f"{letter}i": 1024.0 ** (i + 1) for i, letter in enumerate("KMGTPE")}
 USER = 10001

@@ -128,8 +128,6 @@ HEADER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def test_parse_and_print() -> None:
     context = trace.parse(HEADER)
     assert context is not None and str(context) == HEADER and context.sampled
-    child = context.child()
-    assert child.trace_id == context.trace_id and child.span_id != context.span_id and child.sampled
 
 
 BAD_HEADERS = [
@@ -147,7 +145,6 @@ BAD_HEADERS = [
 @pytest.mark.parametrize("header", BAD_HEADERS)
 def test_what_the_specification_tells_us_to_ignore(header: str) -> None:
     assert trace.parse(header) is None
-    assert trace.child_of(header).trace_id != trace.child_of(header).trace_id
 
 
 def test_a_later_version_with_more_fields_is_read() -> None:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from specdec.errors import InvalidRequest
 from specdec.hashing import prefix_hash
 from specdec.sampling import Constraint, Sampler
@@ -324,7 +322,3 @@ def run_all(bench: Bench, callers: Sequence[Caller], limit: int = 2000, each_tur
         if len(closed) == len(callers):
             return
     raise AssertionError(f"not done after {limit} turns: {[c.session for c in callers if not c.done]}")
-
-
-def logits_like(rows: Sequence[Sequence[float]]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
