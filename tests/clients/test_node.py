@@ -16,7 +16,8 @@ from specdec.client import Completion, SyncClient
 from specdec.terms import SamplingParams
 from tests.e2e.ask import Ask, answers
 from tests.e2e.stack import Stack
-from tests.tools import ROOT, missing, require_tool
+from tests.npm import node_with
+from tests.tools import ROOT
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(120)]
 HERE = Path(__file__).parent / "node"
@@ -29,19 +30,7 @@ RunJobs = Callable[[list[dict[str, Any]]], Answers]
 
 @pytest.fixture(scope="module")
 def node() -> str:
-    """Node with the client's two packages beside it, installed once from the lock."""
-    program = require_tool("node")
-    stamp, wanted = HERE / "node_modules" / ".lock-used", (HERE / "package-lock.json").read_text()
-    if not stamp.is_file() or stamp.read_text() != wanted:
-        npm = Path(program).resolve().parent.parent / "lib/node_modules/npm/bin/npm-cli.js"  # where the wheel keeps it
-        command = [program, str(npm)] if npm.is_file() else [require_tool("npm")]
-        options = ["ci", "--ignore-scripts", "--no-progress", "--prefer-offline"]
-        done = subprocess.run([*command, *options], cwd=HERE, capture_output=True, text=True, timeout=100)
-        if done.returncode:
-            reason = next((line for line in done.stderr.splitlines() if "error" in line), f"npm ended with {done.returncode}")
-            missing("@grpc/grpc-js", f"npm ci needs a package registry ({reason.strip()})")
-        stamp.write_text(wanted)
-    return program
+    return node_with(HERE)
 
 
 @pytest.fixture(scope="module")

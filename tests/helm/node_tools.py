@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import json
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from tests.helm.objects import Object
 from tests.helm.programs import CHART
-from tests.tools import ROOT, missing, require_tool
+from tests.npm import node_with
 
 HERE = Path(__file__).parent / "node"
 
@@ -19,25 +18,7 @@ HERE = Path(__file__).parent / "node"
 @functools.cache
 def node() -> str:
     """Path of Node, with the packages of the lock beside check.js."""
-    program = require_tool("node")
-    stamp, wanted = HERE / "node_modules" / ".lock-used", (HERE / "package-lock.json").read_text()
-    (ROOT / ".tools").mkdir(exist_ok=True)
-    with (ROOT / ".tools" / ".npm-lock").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)  # the tests run on two workers
-        if not stamp.is_file() or stamp.read_text() != wanted:
-            _install(program)
-            stamp.write_text(wanted)
-    return program
-
-
-def _install(program: str) -> None:
-    npm = Path(program).resolve().parent.parent / "lib/node_modules/npm/bin/npm-cli.js"  # where the wheel keeps it
-    command = [program, str(npm)] if npm.is_file() else [require_tool("npm")]
-    options = ["ci", "--ignore-scripts", "--no-progress", "--prefer-offline"]
-    done = subprocess.run([*command, *options], cwd=HERE, capture_output=True, text=True, timeout=100)
-    if done.returncode:
-        reason = next((line for line in done.stderr.splitlines() if "error" in line), f"npm ended with {done.returncode}")
-        missing("a package of tests/helm/node", f"npm ci needs a package registry ({reason.strip()})")
+    return node_with(HERE)
 
 
 def custom_problems(objects: Sequence[Object]) -> list[list[str]]:
