@@ -214,6 +214,28 @@ def test_top_shows_it(questioned: Stack, capsys: pytest.CaptureFixture[str]) -> 
     for word in ("orchestrator", "target", "draft", "ANSWERS", "SPECULATION", "KEPT BY SLOT", "  on  "):
         assert word in out, out
     assert max(map(len, out.splitlines())) <= 80 and "away" not in out
+    assert main(["top", "--once", "--interval", "0.3", "--endpoint", questioned.endpoint]) == 0
+    out = capsys.readouterr().out
+    for word in ("SPECULATION", "  on  ", "ROUNDS AT THE TARGETS", "NOT TOLD BY ORCHESTRATORS"):
+        assert word in out, out
+
+
+def test_clients_are_told_what_a_scraper_is(questioned: Stack, loaded: tuple[list[Completion], Samples, dict[str, str]]) -> None:
+    """Of a system at rest."""
+
+    async def told() -> str:
+        await settled(questioned.orchestrators[0])
+        async with Client(questioned.endpoint) as client:
+            return await client.get_metrics()
+
+    text = asyncio.run(told())
+    clients, scraped = samples(text), samples(scrape(questioned.orchestrators[0]))
+    counts = [key for key in scraped if key[0].endswith(("_total", "_count", "_sum", "_bucket"))]
+    ours = {key for key in counts if key[0].startswith(("specdec_", "gen_ai_", "vllm:"))}
+    assert {key: clients[key] for key in ours} == {key: scraped[key] for key in ours} and len(ours) > 100
+    steps, rows = (total(clients, f"specdec_target_batch_size_{part}") for part in ("count", "sum"))
+    target = samples(loaded[2]["target"])
+    assert 0 < steps <= rows and steps <= total(target, "specdec_step_duration_seconds_count"), "it has no other orchestrator"
 
 
 def test_f177_a_silent_collector_delays_no_exit(questioned: Stack, tmp_path: Path) -> None:

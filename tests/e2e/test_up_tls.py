@@ -50,6 +50,8 @@ def test_a_system_with_an_authority_of_its_own(tmp_path: Path, capfd: pytest.Cap
             assert client.get_model_info().draft_available
         assert main(["tokenize", *there, "--prompt", "x"]) == 0
         flags = [word for name, path in shown.items() for word in (f"--{name.replace('_', '-')}", str(path))]
+        assert main(["top", "--once", "--interval", "0.1", "--endpoint", endpoint, *flags]) == 0
+        assert "ROUNDS AT THE TARGETS" in capfd.readouterr().out
         (tmp_path / "prompts").write_text('{"kind": "x", "prompt": "once upon"}\n')
         few = ["--prompts", str(tmp_path / "prompts"), "--max-tokens", "48"]
         assert compare(["--endpoint", f"127.0.0.1:1,{endpoint}", *few, *flags]) == 0, "several endpoints, with certificates"
