@@ -138,7 +138,8 @@ def test_f83_an_orchestrator_without_a_target_is_not_ready(stack: Stack) -> None
         assert process.popen.returncode == 0
 
 
-def test_up_starts_again_whatever_is_killed(model: Path, reference: Completion, tmp_path: Path) -> None:
+@pytest.mark.parametrize("roles", [("target",), pytest.param(("draft", "orchestrator"), marks=pytest.mark.long)])
+def test_up_starts_again_whatever_is_killed(model: Path, reference: Completion, tmp_path: Path, roles: tuple[str, ...]) -> None:
     """F149: kill -9 of each child in turn; who asks meanwhile waits, and what follows is the same text, speculation included."""
     state = tmp_path / "state"
     settings = {f"SPECDEC_{name}": value for name, value in {**FLOAT64, "ENABLE_ADAPTIVE_VERIFICATION": "false"}.items()}
@@ -147,7 +148,7 @@ def test_up_starts_again_whatever_is_killed(model: Path, reference: Completion, 
     subprocess.run([*specdec, "up", "--detach", "--state", str(state), *models], env={**os.environ, **settings}, check=True, timeout=120)
     try:
         endpoint = (state / "endpoint").read_text().strip()
-        for role in ("target", "draft", "orchestrator"):
+        for role in roles:
             pid = next(entry["pid"] for entry in json.loads((state / "processes.json").read_text()) if entry["role"] == role)
             os.kill(pid, signal.SIGKILL)
             if role != "orchestrator":
