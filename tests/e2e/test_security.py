@@ -130,6 +130,9 @@ def test_the_command_line(secured: Secured, tmp_path: Path, capfd: pytest.Captur
     ):
         assert main([*say, *flags]) == 2
         assert words in capfd.readouterr().err
+    for command in (["top", "--once"], ["advise"]):  # callers with tokens may be strangers to each other
+        assert main([*command, "--endpoint", secured.stack.endpoint, *tls, "--token-file", str(token)]) == 2
+        assert "set SPECDEC_SHOW_METRICS=true on the orchestrator" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("dialled", ["plain text", "another identity"])
