@@ -178,8 +178,9 @@ class Peer:
 
     async def _channel(self) -> grpc.aio.Channel:
         if self._dialler is None:
-            return open_channel(self.name)
-        return open_channel(self.name, await asyncio.to_thread(self._dialler.credentials), self._dialler.tls.server_name)
+            return open_channel(self.name, direct=True)
+        credentials = await asyncio.to_thread(self._dialler.credentials)
+        return open_channel(self.name, credentials, self._dialler.tls.server_name, direct=True)
 
     async def _connection(self) -> None:
         async with await self._channel() as channel:

@@ -101,4 +101,4 @@ class Siblings:
             closing.add_done_callback(self._closing.discard)
         for name in there:
             if name not in self._channels:
-                self._channels[name] = open_channel(name)
+                self._channels[name] = open_channel(name, direct=True)

@@ -6,6 +6,7 @@ may ping every 10 s or slower.
 Size: 64 MB a message, both ways, both ends: a prompt of a million tokens fits, and nothing is unlimited.
 Pending: a surge of calls that comes faster than Python can take them waits in the core library. Beyond what may wait there calls are
 CANCELLED without a word, so it is as long as a burst may be and as a busy process can refuse within some four seconds (decision 21).
+Proxies: gRPC dials through the one that https_proxy names, as a client may have to; services dial each other `direct`ly.
 Back-off: a lost server is tried again after at most 2 s, so that a restart costs seconds and not the default's two minutes.
 """
 
@@ -58,10 +59,13 @@ def channel_options() -> Options:
     ]
 
 
-def open_channel(endpoint: str, tls: grpc.ChannelCredentials | None = None, server_name: str = "") -> grpc.aio.Channel:
+def open_channel(
+    endpoint: str, tls: grpc.ChannelCredentials | None = None, server_name: str = "", *, direct: bool = False
+) -> grpc.aio.Channel:
     """A lazy channel to `host:port`, in plain text without `tls`. `server_name` = whose certificate to expect, empty = the host's.
-    Call it inside the running loop; close it there."""
+    `direct` = through no HTTP proxy, whatever the environment names. Call it inside the running loop; close it there."""
+    options = [*channel_options(), ("grpc.enable_http_proxy", int(not direct))]
     if tls is None:
-        return grpc.aio.insecure_channel(endpoint, options=channel_options())
+        return grpc.aio.insecure_channel(endpoint, options=options)
     name = [("grpc.ssl_target_name_override", server_name)] if server_name else []
-    return grpc.aio.secure_channel(endpoint, tls, options=[*channel_options(), *name])
+    return grpc.aio.secure_channel(endpoint, tls, options=[*options, *name])
