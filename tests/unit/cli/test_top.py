@@ -118,6 +118,53 @@ def test_a_restart_counts_from_zero() -> None:
     assert row(view(AFTER, BEFORE)["answers"])["tokens/s"] == "0.0"
 
 
+def test_another_process_or_one_that_was_away_has_no_rates_yet() -> None:
+    for before, strange in ((Look(0.0, {"a:1": parse(BEFORE)}), frozenset({"a:1"})), (Look(0.0, {"a:1": None}), frozenset[str]())):
+        found = {table.title: table for table in tables(before, Look(2.0, {"a:1": parse(AFTER)}, strange))}
+        assert row(found["answers"])["tokens/s"] == "0.0" and row(found["answers"])["running"] == "3"
+        assert row(found["speculation"])["kept"] == "–"
+
+
+DRAFT = """
+target_info{service_name="specdec-draft"} 1.0
+specdec_draft_proposed_tokens_total 200.0
+specdec_draft_wasted_tokens_total 50.0
+"""
+
+
+def test_what_nobody_was_asked_for_is_said() -> None:
+    """Each process tells its own; from orchestrators alone there are their words for the rest."""
+    title = "not told by orchestrators"
+    steps = "rounds at the targets, as the orchestrators see them"
+    afar = (
+        AFTER
+        + """specdec_target_batch_size_count 10.0
+specdec_target_batch_size_sum 60.0
+specdec_round_duration_seconds_count{phase="engine"} 4.0
+specdec_round_duration_seconds_sum{phase="engine"} 0.02
+vllm:kv_cache_usage_perc{model_name="m",engine="0"} 0.5
+"""
+    )
+    alone = view("specdec_target_batch_size_count 0.0\n", afar)
+    assert len(alone[title].rows) == 2 and all("--metrics" in needs for _, needs in alone[title].rows)
+    told = row(alone[steps])
+    assert (told["rows"], told["step"], told["KV"], told["wire"]) == ("6.0", "5.0 ms", "50%", "–")
+    assert len(view(BEFORE.replace("spec_wanted 1", "spec_wanted 0"), AFTER.replace("spec_wanted 1", "spec_wanted 0"))[title].rows) == 1
+    with_target = view(BEFORE, AFTER, target=TARGET)
+    assert steps not in with_target and ["drafts" in what for what, _ in with_target[title].rows] == [True]
+    looks = [Look(at, {"a:1": parse(AFTER), "b:2": parse(TARGET), "c:3": parse(draft)}) for at, draft in (
+        (0.0, DRAFT.replace("200", "100").replace("50", "25")), (1.0, DRAFT))]  # fmt: skip
+    everybody = {table.title: table for table in tables(*looks)}
+    assert title not in everybody and row(everybody["speculation"])["waste"] == "25%"
+
+
+def test_of_several_orchestrators_each_says_the_same_of_the_targets() -> None:
+    text = parse(AFTER + 'vllm:kv_cache_usage_perc{model_name="m",engine="0"} 0.5\n')
+    found = {table.title: table for table in tables(*(Look(at, {"a:1": text, "b:2": text}) for at in (0.0, 1.0)))}
+    assert row(found["rounds at the targets, as the orchestrators see them"])["KV"] == "50%"
+    assert row(found["answers"])["running"] == "6"
+
+
 def test_it_asks_for_what_there_is() -> None:
     assert set(FALLBACKS) <= set(sample_labels())
     source = Path(top.__file__).with_name("top_view.py").read_text()
