@@ -41,9 +41,25 @@ def _quantile(q: float, metric: str, by: str = "", labels: str = "") -> str:
     return f"histogram_quantile({q}, {_rate(metric + '_bucket', ', '.join(filter(None, ('le', by))), labels)})"
 
 
+def _info(role: str) -> str:
+    return f'target_info{{service_name="specdec-{role}"}}'
+
+
 def _of_role(metric: str, role: str) -> str:
     """A metric that targets and drafts both have."""
-    return f'{metric}{{{{S}}}} and on (job, instance) target_info{{service_name="specdec-{role}"}}'
+    return f"{metric}{{{{S}}}} and on (job, instance) {_info(role)}"
+
+
+def _both_roles(metric: str) -> tuple[tuple[str, str], ...]:
+    """Median and 99 % of a histogram that targets and drafts both have: one scrape job may hold all of a release."""
+    return tuple(
+        (
+            f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket{{{{S}}}}[$__rate_interval]) and on (job, instance) {_info(role)}))",
+            f"{named} {role}",
+        )
+        for role in ("target", "draft")
+        for q, named in ((0.5, "median"), (0.99, "99 %"))
+    )
 
 
 FIRST, PER_TOKEN = "gen_ai_server_time_to_first_token_seconds", "gen_ai_server_time_per_output_token_seconds"
@@ -102,13 +118,8 @@ POOLS = (
         (_of_role("specdec_kv_cache_utilization", "target"), "{{instance}}"),
     )),
     Panel("KV room of drafts", "Share in use.", "percentunit", ((_of_role("specdec_kv_cache_utilization", "draft"), "{{instance}}"),)),
-    Panel("Rows of a step", "How full the batches are.", "short", (
-        (_quantile(0.5, "specdec_batch_size", "job"), "median {{job}}"), (_quantile(0.99, "specdec_batch_size", "job"), "99 % {{job}}"),
-    )),
-    Panel("Time of an engine step", "By job.", "s", (
-        (_quantile(0.5, "specdec_step_duration_seconds", "job"), "median {{job}}"),
-        (_quantile(0.99, "specdec_step_duration_seconds", "job"), "99 % {{job}}"),
-    )),
+    Panel("Rows of a step", "How full the batches are.", "short", _both_roles("specdec_batch_size")),
+    Panel("Time of an engine step", "Of targets and of drafts.", "s", _both_roles("specdec_step_duration_seconds")),
     Panel("Age of the running step", "A line that rises is a step that hangs.", "s", (("specdec_step_age_seconds{{S}}", "{{instance}}"),)),
     Panel("Queue at the targets", "What a round waits before its step.", "s", (
         (_quantile(0.5, "specdec_queue_duration_seconds"), "median"), (_quantile(0.99, "specdec_queue_duration_seconds"), "99 %"),

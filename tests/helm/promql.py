@@ -35,7 +35,8 @@ def _walk(node: Any, around: frozenset[str]) -> Iterator[tuple[str, frozenset[st
                 yield from _walk(argument, around)
         case "BinaryExpr":
             yield from _walk(node.lhs, around)
-            yield from _walk(node.rhs, around)
+            chooses = str(node.op) in ("and", "unless")  # what stands right of these gives no labels
+            yield from _walk(node.rhs, frozenset() if chooses else around)
         case "ParenExpr" | "UnaryExpr" | "SubqueryExpr":
             yield from _walk(node.expr, around)
         case "NumberLiteral" | "StringLiteral":
