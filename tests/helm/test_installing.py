@@ -14,7 +14,7 @@ ELSEWHERE = "drafts"
 
 
 def test_a_download_goes_through_a_proxy_with_an_authority_of_its_own() -> None:
-    """The variables are the download's alone: gRPC would dial the pools through a proxy that a service is told of."""
+    """The variables are the download's alone."""
     hub = {
         "endpoint": "https://hub.example.com",
         "existingSecret": "hub",
