@@ -1,5 +1,5 @@
-"""Sessions that move although their replica still serves them: it drains, or their draft feeds others first. leaving.py and hunger.py say
-who; a session goes only where another replica may take it."""
+"""Sessions that move although their replica still serves them: it drains, their draft feeds others first, or their target is far slower
+than one with less to do. leaving.py, hunger.py and places.py say who; a session goes only where another replica may take it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from orchestrator.leaving import leave
 from orchestrator.live import Live
 from orchestrator.pools import Pool, Pools
 
-DRAINING, HUNGRY = "draining", "hungry"
+DRAINING, HUNGRY, SLOW = "draining", "hungry", "slow"
+WORTH_TOKENS = 64  # a session with fewer to come ends where it is: elsewhere it begins with a prompt's work
 
 
 class Handover:
@@ -36,6 +37,10 @@ class Handover:
         owes, places = live.generation.drafting.owes, self._pools.drafts.places
         if live.hunger.round(outcome) and owes and places.lighter(live.draft):
             self._leave_draft(session_id, HUNGRY)
+        targets = self._pools.targets
+        if _to_come(live.generation) >= WORTH_TOKENS and targets.places.slow(live.target, live.numerics):
+            self._moved(targets.name, SLOW)
+            self._feed(session_id, ev.TargetLost(SLOW, alive=True))
 
     def _leave_target(self, name: str) -> None:
         pool = self._pools.targets

@@ -150,7 +150,7 @@ class Observer:
 
     def replaced(self, *, equal: bool, reason: str) -> None:
         """A session moved to a target; of equal numerics, or the text is the same within rounding only. `reason`: target_lost, no_room,
-        draining."""
+        draining, slow."""
         self._replaced.add(1, reason=reason, fingerprint="equal" if equal else "other")
 
 

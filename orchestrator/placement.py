@@ -50,6 +50,7 @@ class Report:
     full: float = 0.0  # share of the KV room in use,
     held: int = 0  # by so many sessions
     late: float = 0.0  # share of commits that found a draft behind
+    served: int = 0  # reports in a row, this one included, with sessions there: only who serves knows what a step takes
 
     def heard(self, beat: TargetBeat | DraftLoad, ours: int) -> Report:
         """`ours` = sessions that we have there when it is heard."""
@@ -59,7 +60,7 @@ class Report:
             return Report(1.0, others, 0, full, beat.sessions, beat.late_share)
         first = self == Report()
         step_ms = beat.predicted_step_ms if first else STEP_MEMORY * self.step_ms + (1 - STEP_MEMORY) * beat.predicted_step_ms
-        return Report(max(1.0, step_ms), others, beat.queued, full, beat.sessions)
+        return Report(max(1.0, step_ms), others, beat.queued, full, beat.sessions, 0.0, self.served + 1 if beat.sessions else 0)
 
     def load(self, ours: int) -> float:
         """ms, with `ours` sessions there by now."""

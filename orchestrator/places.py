@@ -13,7 +13,9 @@ from orchestrator.peers import Peer
 from orchestrator.placement import Candidate, Report, choose
 from orchestrator.prefixes import PrefixIndex
 
-LIGHTER = 0.5  # share of the load that makes moving a hungry session worth a prompt's work
+LIGHTER = 0.5  # share of the load that makes moving a session worth a prompt's work
+SLOW = 4.0  # a target whose steps take so many times as long as another's loses sessions to it,
+SLOW_REPORTS = 12  # once it has said so for about three seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Places:
         self._wants: dict[str, tuple[str, str]] = {}  # session -> replica to avoid, replica to prefer
         self._reports: dict[str, Report] = {}
         self._prefixes = PrefixIndex()
+        self._asked = set[str]()  # those that were asked whether they are slow since their last report
         self._pairs = Counter[tuple[str, str]]()  # sessions by replica and target
 
     @property
@@ -74,10 +77,12 @@ class Places:
     def heard(self, name: str, beat: Any) -> None:
         """A load report."""
         self._reports[name] = self._report(name).heard(beat, self.sessions[name])
+        self._asked.discard(name)
 
     def gone(self, name: str) -> None:
         """What it said of itself is of the past."""
         self._reports.pop(name, None)
+        self._asked.discard(name)
 
     def place(self, about: Callable[[str], About] = lambda session_id: About()) -> Iterator[tuple[str, str, str]]:
         """Gives every session that wants a replica one, if there is any: session, replica, why (prefer, prefix, load). What the caller does
@@ -107,6 +112,19 @@ class Places:
         """Whether another replica that takes sessions has far less to do."""
         most = LIGHTER * self._report(name).load(self.sessions[name] - 1)
         return any(peer.name != name and self._load(peer.name) <= most for peer in self._eligible())
+
+    def slow(self, name: str, numerics: str) -> bool:
+        """Whether a session of these numerics is better off elsewhere: steps are far slower than those of another, which has far less to
+        do. One of its sessions is told so for each report."""
+        report = self._report(name)
+        if name in self._asked or report.served < SLOW_REPORTS:
+            return False
+        self._asked.add(name)
+        enough, most = report.step_ms / SLOW, LIGHTER * report.load(self.sessions[name] - 1)
+        if min(other.step_ms for other in self._reports.values()) > enough:
+            return False
+        fit = (c for c in self._candidates() if c.name in self._reports and c.numerics == numerics)
+        return any(c.step_ms <= enough and c.load <= most for c in fit)
 
     def _candidates(self, tokens: Sequence[int] = (), target: str = "") -> list[Candidate]:
         holders = self._prefixes.holders(tokens)

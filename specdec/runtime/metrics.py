@@ -121,7 +121,7 @@ METRICS: dict[str, Metric] = {
     "specdec.session.placements": _counter(
         "{session}", "Replicas given to sessions, by why: prefer (its prompt is there), prefix (its beginning is), load.", "pool", "reason"
     ),
-    "specdec.session.handovers": _counter("{session}", "Sessions that left a replica alive: draining, hungry.", "pool", "reason"),
+    "specdec.session.handovers": _counter("{session}", "Sessions that left a replica alive: draining, hungry, slow.", "pool", "reason"),
     "specdec.session.replacements": _counter("{session}", "Sessions moved to another replica.", "reason", "fingerprint"),
     "gen_ai.server.request.duration": _histogram("s", "Time of a generation.", SECONDS, *_GEN_AI, "error.type"),
     "gen_ai.server.time_to_first_token": _histogram("s", "Time to the first token.", SECONDS, *_GEN_AI),

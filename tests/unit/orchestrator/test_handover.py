@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from specdec import terms
 from tests.unit.orchestrator.scripted_pools import Pools, ScriptedPeer, answer_of, fetch, prompt_of, settle
 
 COUNT = 300
+BELIEVED = 4  # reports until a target counts as slow, in these tests
 
 
 def report(peer: ScriptedPeer, **words: Any) -> None:
@@ -118,6 +120,42 @@ async def test_the_only_target_keeps_its_sessions_to_the_end(monkeypatch: pytest
     pools.targets[0].rise()
     assert await handle == answer_of(prompt_of("s"), COUNT)
     assert await waits == answer_of(prompt_of("waits"), 20), "the process that follows it takes sessions"
+
+
+async def beside_a_slow_one(pools: Pools, step_ms: int, count: int = COUNT) -> list[int]:
+    """Sessions at the first target with every beat of both; six long answers run, and come out right."""
+    handles = [asyncio.ensure_future(fetch(pools.start(f"s{i}", count=count))) for i in range(6)]
+    await settle(10)
+    seen = []
+    for _ in range(BELIEVED + 5):
+        for peer, step in zip(pools.targets, (step_ms, 20), strict=True):
+            peer.beat = terms.TargetBeat(len(peer.held), 0, 0, 10_000, 0, step)
+            peer._listener.heard(peer, Heard((), peer.beat))  # type: ignore[arg-type]
+        await settle(3)
+        seen.append(len(pools.targets[0].held))
+    assert count < COUNT or not any(handle.done() for handle in handles)
+    assert await asyncio.gather(*handles) == [answer_of(prompt_of(f"s{i}"), count) for i in range(6)]
+    return seen
+
+
+async def test_sessions_leave_a_target_that_became_slow_one_by_one(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
+    monkeypatch.setattr("orchestrator.places.SLOW_REPORTS", BELIEVED)
+    pools = Pools(monkeypatch, targets=2)
+    seen = await beside_a_slow_one(pools, 200)
+    assert seen == [3] * (BELIEVED - 1) + [2] + [1] * 5, "one with a beat, once it is believed, until the other has half as much to do"
+    assert told == ["target slow", "slow True"] * 2, "and nobody comes back"
+    await settle()
+    pools.check_empty()
+
+
+async def test_sessions_stay_where_it_is_no_better_elsewhere(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
+    monkeypatch.setattr("orchestrator.places.SLOW_REPORTS", BELIEVED)
+    assert set(await beside_a_slow_one(Pools(monkeypatch, targets=2), 75)) == {3}, "slower, but not by far"
+    other = Pools(monkeypatch, targets=2)
+    assert other.targets[1].info is not None
+    other.targets[1].info = replace(other.targets[1].info, numerics_fingerprint="other")
+    assert len(set(await beside_a_slow_one(other, 200))) == 1, "the text would not be sure to be the same"
+    assert max(await beside_a_slow_one(Pools(monkeypatch, targets=2), 200, count=60)) == 3 and not told, "they end soon"
 
 
 async def test_sessions_leave_a_draft_that_drains_at_once(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
