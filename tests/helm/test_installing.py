@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+
+import yaml
 
 from tests.helm.checks.network import API_SERVERS, Party, passes
 from tests.helm.objects import Render, parse, render
 from tests.helm.programs import CHART, HELM_3, HELM_4, NAMESPACE, Values, helm, template
 from tests.helm.scenes import MOUNTED
+from tests.tools import ROOT
 
 ELSEWHERE = "drafts"
 
@@ -32,6 +36,18 @@ def test_a_download_goes_through_a_proxy_with_an_authority_of_its_own() -> None:
         assert "HTTPS_PROXY" not in pod.env and len(pod.main["volumeMounts"]) == 2
     (draft,) = found.of("draft")
     assert "HTTPS_PROXY" not in str(draft.spec)
+
+
+def test_the_values_for_a_machine_of_ones_own_render() -> None:
+    """Those of docs/kubernetes.md, with the images that `make images` makes and kind loads; nothing is downloaded or pulled anew."""
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    found = render(yaml.safe_load(text.partition("<<'EOF'\n")[2].partition("EOF\n")[0]))
+    loaded = set(re.search(r"kind load docker-image (.*)", text)[1].split())  # type: ignore[index]
+    assert {pod.main["image"] for pod in found.services} == loaded
+    for pod in found.services:
+        assert pod.main["imagePullPolicy"] == "IfNotPresent" and "initContainers" not in pod.spec
+        (model,) = (volume for volume in pod.spec["volumes"] if volume["name"] == "model")
+        assert model["hostPath"] == {"path": "/models", "type": "Directory"}
 
 
 def test_what_the_test_asks_arrives_as_it_was_written() -> None:

@@ -7,7 +7,7 @@
 {{- if not (or $drafts $all.discovery.extraDrafts) -}}
 {{-   $told = append $told "no draft pool: targets decide alone, apart from prompt lookup. Name one in draft.pools, or leave it unset" -}}
 {{- end -}}
-{{- if not $all.tls.front.enabled -}}
+{{- if and (not $all.tls.front.enabled) (not (include "specdec.poolsAlone" .)) -}}
 {{-   if $all.auth.existingSecret -}}
 {{-     $told = append $told "tokens without TLS (auth.allowInsecure): whoever sits between clients and orchestrators reads them" -}}
 {{-   else -}}
