@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests import scraped
 
 START_S = 120.0
 READY = re.compile(r"ready role=(\w+) host=(\S+) port=(\d+) metrics_port=(-?\d+) pid=(\d+)")
@@ -43,14 +44,11 @@ class Process:
 
     def metrics(self) -> dict[str, float]:
         """Samples of the Prometheus port: `name{labels}` -> value."""
-        with urllib.request.urlopen(f"http://{self.host}:{self.metrics_port}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
-        return {name: float(value) for name, value in pairs}
+        return scraped.samples(self.metrics_port, self.host)
 
     def metric(self, name: str) -> float:
         """Sum over all labels of one metric."""
-        return sum(value for key, value in self.metrics().items() if key.split("{")[0] == name)
+        return scraped.total(self.metrics_port, name, self.host)
 
 
 def start(role: str, module: str, settings: dict[str, str], folder: Path, inside: Sequence[str] = ()) -> Process:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from specdec.terms import FinishReason, SamplingParams
 from tests.e2e.ask import Ask, answers, same
 from tests.e2e.stack import Process, Stack, running, wait_ready
 from tests.tiny import save_tiny
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 FLOAT64 = {"DTYPE": "float64", "SELF_TEST": "false"}
@@ -46,13 +46,6 @@ def unharmed(model: Path) -> Iterator[Stack]:
 def stack(model: Path) -> Iterator[Stack]:
     with running(model, model, target={**FLOAT64, "LEASE_MS": "1000"}, draft=FLOAT64) as stack:
         yield stack
-
-
-def until(happened: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)
 
 
 def sessions(process: Process) -> float:
@@ -98,7 +91,7 @@ def test_F82_a_draft_of_another_model_comes_in_its_place(stack: Stack, reference
 
     ids, _ = stream_with(stack.endpoint, 60, restart)
     assert ids == reference.token_ids
-    until(lambda: stack.orchestrators[0].metrics()['specdec_pool_endpoints{pool="draft",state="up"}'] == 1, 10)
+    wait_until(lambda: stack.orchestrators[0].metrics()['specdec_pool_endpoints{pool="draft",state="up"}'] == 1, 10)
     again = answers(stack.endpoint, [Ask(PROMPT, LONG, {"seed": 5})])[0]
     assert again.token_ids == reference.token_ids
     assert again.finished.speculative.num_spec_steps > 50  # speculation resumed
@@ -140,8 +133,8 @@ def test_F87_F152_target_lost_another_takes_over(model: Path, reference: Complet
             assert len(ids) == LONG.max_tokens  # not a fresh budget
             if number is signal.SIGSTOP:
                 lost[0].kill(signal.SIGCONT)
-                until(lambda: stack.orchestrators[0].metrics()['specdec_pool_endpoints{pool="target",state="up"}'] == 2, 15)
-                until(lambda: not any(sessions(target) for target in stack.targets), 15)
+                wait_until(lambda: stack.orchestrators[0].metrics()['specdec_pool_endpoints{pool="target",state="up"}'] == 2, 15)
+                wait_until(lambda: not any(sessions(target) for target in stack.targets), 15)
 
 
 def test_no_target_left_says_how_to_resume(model: Path, reference: Completion) -> None:
@@ -201,7 +194,7 @@ def leave_after(endpoint: str, tokens: int, prompt: list[int]) -> None:
 @pytest.mark.parametrize("tokens", [0, 1, 30])
 def test_F73_client_cancels(unharmed: Stack, tokens: int) -> None:
     leave_after(unharmed.endpoint, tokens, PROMPT * (20 if tokens == 0 else 1))
-    until(lambda: sessions(unharmed.targets[0]) == 0 and sessions(unharmed.drafts[0]) == 0, 1.0)
+    wait_until(lambda: sessions(unharmed.targets[0]) == 0 and sessions(unharmed.drafts[0]) == 0, 1.0)
 
 
 def test_F77_orchestrator_killed(stack: Stack, reference: Completion) -> None:
@@ -210,8 +203,8 @@ def test_F77_orchestrator_killed(stack: Stack, reference: Completion) -> None:
     ids, finished = stream_with(endpoints, 30, stack.orchestrators[0].kill)
     assert ids == reference.token_ids
     assert finished.usage.completion_tokens == len(ids) and finished.finish_reason is FinishReason.LENGTH
-    until(lambda: sessions(stack.drafts[0]) == 0, 2.0)
-    until(lambda: sessions(stack.targets[0]) == 0, 4.0)  # the lease is one second
+    wait_until(lambda: sessions(stack.drafts[0]) == 0, 2.0)
+    wait_until(lambda: sessions(stack.targets[0]) == 0, 4.0)  # the lease is one second
 
 
 def test_neighbours_do_not_notice(unharmed: Stack, reference: Completion) -> None:

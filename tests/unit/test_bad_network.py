@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.frames import PREFACE, Messages
 from tests.e2e.levels import Level, Levels, slope
 from tests.e2e.network import Link
+from tests.waiting import until
 
 
 @dataclass
@@ -60,12 +61,6 @@ async def took(work: object) -> float:
     return time.monotonic() - begun
 
 
-async def eventually(holds: object) -> None:
-    async with asyncio.timeout(5):
-        while not holds():  # type: ignore[operator]
-            await asyncio.sleep(0.005)
-
-
 async def test_a_long_wire_takes_its_time_and_keeps_the_order() -> None:
     async with wired() as wire:
         wire.link.there.delay_s = wire.link.back.delay_s = 0.05
@@ -84,14 +79,14 @@ async def test_a_connection_is_cut_behind_exactly_so_many_bytes() -> None:
         wire.writer.write(b"x" * 1000)
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await wire.reader.readexactly(1000)
-        await eventually(lambda: wire.ends)
+        await until(lambda: wire.ends)
         assert (len(wire.heard), wire.link.counts["cut"]) == (len(b"hello") + 700, 1)
 
 
 async def test_half_a_connection_hears_nothing() -> None:
     async with wired() as wire:
         wire.link.forget_client()
-        await eventually(lambda: wire.ends)
+        await until(lambda: wire.ends)
         assert wire.ends == ["reset"]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(wire.ask(b"anybody?"), 0.1)

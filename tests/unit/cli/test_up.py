@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from specdec.cli import pids
 from specdec.cli.state import State
+from tests.waiting import wait_until
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fake_specdec.py"))]
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60), pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and prctl")]
@@ -119,13 +119,6 @@ os.kill(os.getpid(), 9)
         assert bool(left) is survives
 
 
-def until(happened: Callable[[], bool], what: object = "") -> None:
-    deadline = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def told(state: Path) -> str:
     return (state / "up.log").read_text()
 
@@ -135,7 +128,7 @@ def test_a_child_that_ends_is_started_again_where_it_was(specdec: Run, tmp_path:
     assert specdec("up", "--detach", "--state", str(state)).returncode == 0
     before, running = entries(state), processes(state)
     running[1].send(signal.SIGKILL)
-    until(lambda: "draft-0 is back on" in told(state))
+    wait_until(lambda: "draft-0 is back on" in told(state))
     line = next(line for line in told(state).splitlines() if "ended" in line)
     assert f"draft-0 (pid {running[1].pid}) ended: killed by SIGKILL; starting it again in 0.0 s (1 of 3 in 300 s)" in line
     after = entries(state)
@@ -165,8 +158,8 @@ def test_down_while_a_child_is_being_started_again(specdec: Run, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     supervisor, first = State(state).processes()
     now.touch()
-    until(lambda: "starting it again" in told(state))
-    until(lambda: len(entries(state)) == 3 and all(process.alive for process in processes(state)))
+    wait_until(lambda: "starting it again" in told(state))
+    wait_until(lambda: len(entries(state)) == 3 and all(process.alive for process in processes(state)))
     late = processes(state)
     assert supervisor is not None
     assert specdec("down", "--state", str(state)).returncode == 0
@@ -177,7 +170,7 @@ def test_no_restart(specdec: Run, tmp_path: Path) -> None:
     state, now = tmp_path / "state", tmp_path / "now"
     assert specdec("up", "--detach", "--no-restart", "--state", str(state), FAKE_DIES=f"draft:{now}").returncode == 0
     now.touch()
-    until(lambda: "not started again" in told(state))
+    wait_until(lambda: "not started again" in told(state))
     assert "ended: exit code 1, draft: this fake was told to die" in told(state)
     target, orchestrator = processes(state)
     assert target.alive and orchestrator.alive

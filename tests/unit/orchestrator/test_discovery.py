@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from orchestrator.discovery.names import MAX_NAMES, Address, Name, Service, entr
 from orchestrator.discovery.source import Trouble
 from orchestrator.settings import OrchestratorSettings
 from tests.unit.orchestrator.scripted_pools import Pools
+from tests.waiting import until
 
 POLL_S = 0.002
 NONE = socket.gaierror(socket.EAI_NONAME, "no such name")
@@ -48,12 +49,6 @@ class Zone:
     async def polls(self, count: int = 3) -> None:
         goal = self.asked + count
         await until(lambda: self.asked >= goal)
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not happened():
-            await asyncio.sleep(0.001)
 
 
 @contextlib.asynccontextmanager

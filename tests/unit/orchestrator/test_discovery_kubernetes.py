@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +23,7 @@ from orchestrator.discovery.source import Trouble
 from tests import api_server
 from tests.api_server import ApiServer, endpoint, slice_of
 from tests.certificates import LOOPBACK, Authority
+from tests.waiting import until
 
 CONFIG = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
 LONG = Pace(watch_s=600, connect_s=5, list_s=5, first_pause_s=0.01, last_pause_s=0.05, calm_s=60)
@@ -69,12 +69,6 @@ async def following(pace: Pace = LONG, service: Service | None = None) -> AsyncI
         yield made
     finally:
         await made.watch.close()
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not happened():
-            await asyncio.sleep(0.002)
 
 
 def write(file: Path, text: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from specdec.runtime.telemetry import Telemetry
 from specdec.v1 import target_pb2, target_pb2_grpc
 from tests.fakes_driver import model_info
 from tests.unit.orchestrator.scripted_pools import FINGERPRINT, SEED, VOCAB, fetch
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 POLL_MS = 50
@@ -110,15 +111,6 @@ async def driving(port: int, **settings: Any) -> AsyncIterator[Driver]:
 async def ask(driver: Driver, name: str) -> list[int]:
     admitted = ev.Admitted(name, (1, 2, 3), 3, terms.SamplingParams(max_tokens=1), SEED, 1000, 0, 8)
     return await fetch(driver.start((admitted,), name))
-
-
-async def until(happened: Callable[[], bool], seconds: float = 20) -> float:
-    """Seconds that it took."""
-    began = time.monotonic()
-    async with asyncio.timeout(seconds):
-        while not happened():
-            await asyncio.sleep(0.01)
-    return time.monotonic() - began
 
 
 def up(driver: Driver) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from collections import defaultdict
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from orchestrator.fronts.meters import Meters
 from specdec.errors import InternalFault, Overloaded
 from specdec.runtime.telemetry import Span, Telemetry
+from tests import scraped
 
 
 class Recorded:
@@ -117,8 +117,6 @@ def test_the_names_are_in_the_table() -> None:
         with Meters(telemetry).request("00-" + "a" * 32 + "-" + "b" * 16 + "-01", chat=False) as meter:
             assert meter.span.traceparent.startswith("00-" + "a" * 32)
             meter.tokens(2)
-        with urllib.request.urlopen(f"http://127.0.0.1:{telemetry.metrics_port}/metrics", timeout=5) as page:
-            text = page.read().decode()
-        assert "gen_ai_server_time_to_first_token_seconds_count" in text
+        assert "gen_ai_server_time_to_first_token_seconds_count" in scraped.page(telemetry.metrics_port)
     finally:
         telemetry.close()

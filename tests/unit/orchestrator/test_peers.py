@@ -20,6 +20,7 @@ from specdec.errors import Mismatch, Unavailable
 from specdec.runtime.channels import server_options
 from specdec.v1 import target_pb2, target_pb2_grpc
 from tests.fakes_driver import model_info
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(30)
 TICK_S = 0.05
@@ -132,12 +133,6 @@ async def dialled(port: int, ears: Ears) -> AsyncIterator[Peer]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(happened: Callable[[], Any], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not happened():
-            await asyncio.sleep(0.005)
 
 
 def step(name: str, round_: int = 1, length: int = 1) -> terms.Step:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from specdec.runtime.telemetry import Telemetry
 from specdec.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from specdec.vocabulary import vocabulary
 from tests.fakes_driver import model_info
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(30)
 TOKENS = ["a", "b", "c", "d"]
@@ -78,12 +79,6 @@ class Server(target_pb2_grpc.TargetServiceServicer, draft_pb2_grpc.DraftServiceS
             yield port
         finally:
             await server.stop(0)
-
-
-async def until(happened: Callable[[], Any]) -> None:
-    async with asyncio.timeout(5):
-        while not happened():
-            await asyncio.sleep(0.005)
 
 
 def connected(driver: Driver) -> list[str]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from specdec.runtime.limits import Limits
 from specdec.runtime.telemetry import Telemetry
 from specdec.v1 import generation_pb2 as pb
 from specdec.v1 import generation_pb2_grpc
+from tests.waiting import until
 
 PIECE = pb.GenerateResponse(delta=pb.Delta(text="x" * 20_000))
 # A window that a piece or two fill, and a client that takes nothing out of it unless it is asked.
@@ -32,12 +33,6 @@ NARROW = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("g
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hangup, "SWEEP_S", 0.01)
     monkeypatch.setattr(hangup, "STATUS_S", 0.1)
-
-
-async def until(happened: Callable[[], Any], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not happened():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_connection_goes_when_all_its_calls_are_stuck_and_another_one_stays() -> None:

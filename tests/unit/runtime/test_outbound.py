@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from specdec.runtime import outbound, session_spans
 from specdec.runtime.session_spans import FIRST, MOST, SessionSpans
 from specdec.runtime.telemetry import Telemetry
+from tests import scraped
 from tests.collector import Collector, collector, silent
 
 
@@ -20,10 +20,8 @@ def header(number: int = 1, sampled: bool = True) -> str:
 
 
 def count(telemetry: Telemetry, name: str, reason: str = "") -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{telemetry.metrics_port}/metrics", timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
     labels = f'{{reason="{reason}"}}' if reason else ""
-    return float(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(f"{name}_total{labels} ")))
+    return scraped.samples(telemetry.metrics_port)[f"{name}_total{labels}"]
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 from specdec.runtime import trace
 from specdec.runtime.metrics import GEN_AI_LABELS, METRICS, Kind
 from specdec.runtime.telemetry import Telemetry
+from tests import scraped
 from tests.metric_names import alias_families, family
 
 
@@ -29,8 +30,7 @@ def telemetry() -> Iterator[Telemetry]:
 
 
 def scrape(telemetry: Telemetry) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{telemetry.metrics_port}/metrics", timeout=5) as response:
-        return str(response.read().decode())
+    return scraped.page(telemetry.metrics_port)
 
 
 def test_scrape(telemetry: Telemetry) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import datetime
 import logging
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from specdec.runtime import watched
 from specdec.runtime.listening import check
 from specdec.runtime.security import FrontSettings
 from specdec.runtime.settings import SettingsError, load
+from tests import scraped
 from tests.certificates import DAY, LOOPBACK, Authority, Files
 from tests.unit.runtime.secured import Secured, serving
 
@@ -172,8 +172,7 @@ async def test_only_allowed_identities_call(authority: Authority, server: Files,
 
 
 def scrape(service: Secured) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{service.telemetry.metrics_port}/metrics", timeout=10) as answer:
-        return str(answer.read().decode())
+    return scraped.page(service.telemetry.metrics_port)
 
 
 @pytest.mark.parametrize(
