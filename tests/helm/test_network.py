@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helm.checks.network import API, API_SERVERS, DNS, NEIGHBOUR, OUTSIDER, WORLD, Party, network, passes
-from tests.helm.objects import COMPONENT, Object, Render, parse, render
+from tests.helm.objects import COMPONENT, POOL, Object, Render, parse, render
 from tests.helm.programs import HELM_3, HELM_4, NAMESPACE, Values, template
 from tests.helm.scenes import ISSUER, keda
 
@@ -168,6 +168,9 @@ def test_pods_are_scraped_where_somebody_scrapes(told: str | bool, known: bool, 
     if there:
         (term,) = monitors[0]["spec"]["selector"]["matchExpressions"]
         assert term["values"] == ["orchestrator", "target", "draft"]
+        assert monitors[0]["spec"]["podTargetLabels"] == [f"app.kubernetes.io/{part}" for part in ("instance", "component")] + [POOL], (
+            "the first is what hpa.matchLabels can tell two releases of a namespace by"
+        )
         assert monitors[0]["spec"]["podMetricsEndpoints"] == [
             {"port": "metrics", "path": "/metrics", "interval": "15s", "scrapeTimeout": "10s"}
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +12,10 @@ import yaml
 from orchestrator.scaling.metadata import wish
 from orchestrator.scaling.signals import SIGNALS, Key
 from specdec.runtime.metrics import METRICS
-from tests.helm.objects import Render
+from tests.helm.objects import Render, render
 from tests.helm.programs import CHART, RELEASE
 from tests.helm.promql import ADDED_BY_SCRAPING, named, parsed
-from tests.helm.scenes import SCENES, scene
+from tests.helm.scenes import SCENES, keda, scene
 
 pytestmark = pytest.mark.chart
 EXPORTED = {
@@ -51,6 +52,20 @@ def test_a_query_that_is_broken_or_asks_for_a_label_that_nobody_has_is_seen() ->
     with pytest.raises(ValueError):
         parsed("max(specdec_scaling_load{")
     assert any(not labels <= EXPORTED["specdec_scaling_load"] for _, labels in named('max(specdec_scaling_load{replica="a"})'))
+
+
+@pytest.mark.parametrize("length", [10, 33, 34, 35])
+def test_queries_find_the_pods_of_orchestrators_by_the_names_that_kubernetes_makes(length: int) -> None:
+    """generateName of a pod is that of its ReplicaSet, cut to 58 characters, and five more (k8s.io/apiserver, storage/names)."""
+    found = render({"fullnameOverride": "a" * length, "target": keda("prometheus")})
+    (front,) = found.of("orchestrator")
+    chosen = {re.search('pod=~"([^"]*)"', trigger["metadata"]["query"])[1] for trigger in triggers(found, "prometheus")}  # type: ignore[index]
+    (pattern,) = chosen
+    for replica_set in ("7c5ddbdf54", "6b9f8c77d"):
+        name = f"{front.owner['metadata']['name']}-{replica_set}-"[:58] + "x7k2p"
+        assert re.fullmatch(pattern, name), name
+    others = (f"{'a' * length}-target-default-7c5ddbdf54-x7k2p", f"b{front.owner['metadata']['name']}-7c5ddbdf54-x7k2p")
+    assert not any(re.fullmatch(pattern, name) for name in others)
 
 
 def test_every_pool_s_queries_are_of_its_own_pool_and_of_each_of_its_signals() -> None:

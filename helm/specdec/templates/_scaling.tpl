@@ -31,10 +31,13 @@ scaleDown:
 {{- end -}}
 {{- end -}}
 
-{{/* The orchestrators' series of this release, of one pool. Takes dict "root" $ "component" c "pool" p. */}}
+{{/*
+The orchestrators' series of this release, of one pool. Their pods are called NAME-HASH-RANDOM; Kubernetes cuts NAME-HASH- to 58
+characters, so that of a long name the last dash goes. Takes dict "root" $ "component" c "pool" p.
+*/}}
 {{- define "specdec.scalingSelector" -}}
 {{- $orchestrators := include "specdec.objectName" (dict "root" .root "component" "orchestrator") -}}
-namespace="{{ .root.Release.Namespace }}",pod=~"{{ $orchestrators }}-[0-9a-z]+-[0-9a-z]+",pool="{{ .component }}",pool_name="{{ .pool }}"
+namespace="{{ .root.Release.Namespace }}",pod=~"{{ $orchestrators }}-[0-9a-z]+(-[0-9a-z]+)?",pool="{{ .component }}",pool_name="{{ .pool }}"
 {{- end -}}
 
 {{/*
