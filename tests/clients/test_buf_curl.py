@@ -25,7 +25,7 @@ METHODS = {
     "target": {"specdec.v1.TargetService/Verify", "specdec.v1.TargetService/GetModelInfo"},
     "draft": {"specdec.v1.DraftService/Draft", "specdec.v1.DraftService/GetModelInfo"},
     "orchestrator": {
-        f"specdec.v1.GenerationService/{name}" for name in ("Generate", "GetModelInfo", "Tokenize", "Detokenize")
+        f"specdec.v1.GenerationService/{name}" for name in ("Generate", "GetModelInfo", "Tokenize", "Detokenize", "GetMetrics")
     },
 }  # fmt: skip
 Curl = Callable[..., subprocess.CompletedProcess[str]]
@@ -96,6 +96,11 @@ def test_text_to_tokens_and_back(curl: Curl, stack: Stack) -> None:
     (ids,) = replies(curl(service, "specdec.v1.GenerationService/Tokenize", "-d", json.dumps({"text": text})))
     (back,) = replies(curl(service, "specdec.v1.GenerationService/Detokenize", "-d", json.dumps(ids)))
     assert back == {"text": text}
+
+
+def test_what_an_orchestrator_counts(curl: Curl, stack: Stack) -> None:
+    (metrics,) = replies(curl(service_of(stack, "orchestrator"), "specdec.v1.GenerationService/GetMetrics", "-d", "{}"))
+    assert "\nspecdec_rounds_total " in metrics["text"]
 
 
 def test_a_chat_to_tokens(curl: Curl, stack: Stack) -> None:
