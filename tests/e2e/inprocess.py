@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from specdec.runtime.interceptor import CallInterceptor
 from specdec.runtime.server import Runtime, Service
 from specdec.runtime.telemetry import Telemetry
 from target_service.settings import Settings as TargetSettings
+from tests import scraped
 
 BEAT_S, TICK_S, FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 0.075, 0.02, 0.1
 
@@ -57,10 +57,7 @@ class Hosted:
 
     def metric(self, name: str) -> float:
         """Sum over all labels. Not on the event loop."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.runtime.telemetry.metrics_port}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
-        return sum(float(value) for key, value in samples if key.split("{")[0] == name)
+        return scraped.total(self.runtime.telemetry.metrics_port, name)
 
 
 @contextlib.asynccontextmanager

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.e2e.raw import RawClient, Reply
 from tests.e2e.seen import ask_all, seen
 from tests.e2e.stack import running, wait_ready
 from tests.tiny import save_tiny, tiny_tokenizer
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.pair, pytest.mark.timeout(120)]
 PROMPT = [10, 11, 12, 13, 11, 10]
@@ -49,13 +49,6 @@ def same(got: Sequence[Reply], want: Sequence[Reply]) -> None:
 def accepted(reply: Reply) -> float:
     assert reply.finished is not None
     return reply.finished.speculative.draft_acceptance_rate
-
-
-def until(happened: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -205,7 +198,7 @@ def test_F36_several_answers_to_a_slow_reader(drafts: EveryDraft, clients: dict[
             got[message.index].take(message)
             longest = max(longest, len(message.delta.token_ids))
             if i == 3:
-                until(lambda: not drafts.stack.targets[0].metric("specdec_sessions"), 30)  # everything is decided
+                wait_until(lambda: not drafts.stack.targets[0].metric("specdec_sessions"), 30)  # everything is decided
     assert longest > 16, "nothing was merged"
     same(got, want)
 
@@ -233,7 +226,7 @@ def test_F40_whatever_the_engines_did_before(drafts: EveryDraft) -> None:
         draft.kill()
         again = wait_ready(drafts.stack.begin_draft(PORT=str(draft.port)))
         texts["after a restart"] = one(client).text
-        until(lambda: accepted(one(client)) > 0, 20)
+        wait_until(lambda: accepted(one(client)) > 0, 20)
         texts["with the restarted draft"] = one(client).text
         again.kill()
         texts["with none"] = one(client).text

@@ -11,7 +11,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from specdec.runtime.telemetry import Telemetry
 from specdec.v1 import target_pb2, target_pb2_grpc
 from tests.e2e.stack import Process, start, wait_ready
 from tests.tiny import save_tiny
+from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 COUNT = 400
@@ -106,12 +107,6 @@ async def answer(driver: Driver, i: int, wave: str = "") -> list[int]:
 
 def answers(driver: Driver, wave: str = "") -> asyncio.Future[list[list[int]]]:
     return asyncio.gather(*(answer(driver, i, wave) for i in range(ANSWERS)))
-
-
-async def until(happened: Callable[[], bool], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not happened():
-            await asyncio.sleep(0.01)
 
 
 def held(driver: Driver, name: str) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import statistics
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from specdec.terms import TokenLogprobs
+from tests import scraped
 from tests.service.target_client import Stream
 from tests.service.target_process import GREEDY, Talk, TargetProcess
 
@@ -34,8 +34,7 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 def counted(target: TargetProcess, name: str) -> float:
-    page = urllib.request.urlopen(f"http://127.0.0.1:{target.metrics_port}/metrics").read().decode()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name))
+    return scraped.total(target.metrics_port, name)
 
 
 async def test_f103_a_long_prompt_does_not_freeze_a_stream(target: TargetProcess) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import time
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from specdec.terms import (
 )
 from specdec.v1 import target_pb2, target_pb2_grpc
 from specdec.vocabulary import load_tokenizer, vocabulary
+from tests import scraped
 from tests.service.target_process import GREEDY, PROMPTS, Talk, TargetProcess, contextual, generated, sessions_held, spoiled
 from tests.unit.target.harness import first_step, next_step
 
@@ -206,7 +206,7 @@ async def test_health_reflection_and_metrics(target: TargetProcess) -> None:
         stub = health_pb2_grpc.HealthStub(channel)
         for name in ("", "liveness", "specdec.v1.TargetService"):
             assert (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status == health_pb2.HealthCheckResponse.SERVING
-    page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{target.metrics_port}/metrics").read().decode())
+    page = await asyncio.to_thread(scraped.page, target.metrics_port)
     for name in (
         "specdec_batch_size",
         "specdec_queue_duration",
