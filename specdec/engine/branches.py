@@ -15,7 +15,7 @@ BRANCH_TOKENS = 64
 
 
 class Branching(Protocol):
-    """The part of a slot that is used here: kv.Slot or paged.PagedSlot. `base` = 0 when it is no branch."""
+    """The part of a slot that is used here. `base` = 0 when it is no branch."""
 
     base: int
     length: int
@@ -43,6 +43,8 @@ def check_graft(slot: int, branch: int, held: Branching, grown: Branching) -> No
 
 
 def check_cut(slot: int, length: int, held: Branching) -> None:
+    if not 0 <= length <= held.length:
+        raise ValueError(f"slot {slot} holds {held.length} tokens and cannot be cut to {length}")
     if length < held.base:
         raise ValueError(f"slot {slot} is a branch behind {held.base} tokens and cannot be cut to {length}")
     read = max((branch.base for branch in held.branches.values()), default=0)

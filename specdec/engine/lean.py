@@ -24,6 +24,7 @@ from specdec.engine.padded import HostPlan, Shape, to_host
 from specdec.engine.quantize import Linear, Linears
 from specdec.engine.replay import Replayer
 from specdec.engine.shape import LlamaShape
+from specdec.engine.weights import stacked
 
 Weights = Mapping[str, Tensor]
 REPLAYED_ROWS = 256  # longer steps are prefills: of many shapes, and worth their launches
@@ -198,15 +199,11 @@ class _Norms:
 def _layer(shape: LlamaShape, weights: Weights, linears: Linears, norms: _Norms, i: int) -> Layer:
     prefix = f"model.layers.{i}."
 
-    def stacked(names: tuple[str, ...], kind: str) -> Tensor | None:
-        keys = [f"{prefix}{name}.{kind}" for name in names]
-        return torch.cat([weights[key] for key in keys]) if keys[0] in weights else None
-
     def norm(name: str) -> Norm:
         return norms.make(weights[f"{prefix}{name}.weight"])
 
     def linear(*names: str, order: Tensor | None = None) -> Linear:
-        weight, bias = stacked(names, "weight"), stacked(names, "bias")
+        weight, bias = (stacked(weights, [f"{prefix}{name}.{kind}" for name in names]) for kind in ("weight", "bias"))
         assert weight is not None
         if order is not None:
             weight, bias = weight[order], bias if bias is None else bias[order]

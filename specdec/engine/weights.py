@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,11 @@ def read_draft_ids(folder: Path, vocab_size: int) -> tuple[int, ...] | None:
     if not ids or ids != sorted(set(ids)) or ids[0] < 0 or ids[-1] >= vocab_size:
         raise UnsupportedModel(f"{path} must be a list of ascending ids below {vocab_size}")
     return tuple(ids)
+
+
+def stacked(weights: Mapping[str, Tensor], names: Sequence[str]) -> Tensor | None:
+    """Several tensors as one, rows behind rows; None where the model has none of them."""
+    return torch.cat([weights[name] for name in names]) if names[0] in weights else None
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

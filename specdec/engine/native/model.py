@@ -15,6 +15,7 @@ from specdec.engine.batch import Layout
 from specdec.engine.kv import KvStore
 from specdec.engine.native.kernels import Kernels, LayerStruct, LinearStruct, ModelStruct
 from specdec.engine.shape import LlamaShape
+from specdec.engine.weights import stacked
 
 PANEL = 64  # as in src/product.h
 _GATED = 32  # rows of gate, then as many of up
@@ -153,14 +154,10 @@ class _Packer:
 def _layer(shape: LlamaShape, weights: Mapping[str, Tensor], packer: _Packer, i: int) -> LayerStruct:
     prefix = f"model.layers.{i}."
 
-    def stacked(names: tuple[str, ...], kind: str) -> Tensor | None:
-        keys = [f"{prefix}{name}.{kind}" for name in names]
-        return torch.cat([weights[key] for key in keys]) if keys[0] in weights else None
-
     def linear(*names: str) -> LinearStruct:
-        weight = stacked(names, "weight")
+        weight, bias = (stacked(weights, [f"{prefix}{name}.{kind}" for name in names]) for kind in ("weight", "bias"))
         assert weight is not None
-        return packer.linear(weight, stacked(names, "bias"))
+        return packer.linear(weight, bias)
 
     gate, up = (weights[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up"))
     return LayerStruct(
