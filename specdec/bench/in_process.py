@@ -26,6 +26,7 @@ def prompt_of(length: int, vocab: int, seed: int) -> tuple[int, ...]:
 
 
 def filled(engine: Engine, tokens: Sequence[int]) -> int:
+    """A slot that holds them."""
     slot = engine.kv.open()
     for cut in range(0, len(tokens), engine.info.max_rows):
         piece = tuple(tokens[cut : cut + engine.info.max_rows])

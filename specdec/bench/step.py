@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.bench.in_process import filled
 from specdec.engine import Engine, EngineConfig, Segment, load_engine
 from specdec.errors import InvalidRequest
 from specdec.sampling import Sampler
@@ -45,7 +46,7 @@ def run_bench_step(
         raise InvalidRequest("--start", f"context and rows together must fit the model's window of {engine.info.window} positions")
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, engine.info.vocab_size, (start + max(rows),), generator=draw).tolist()
-    slots = [_filled(engine, tokens[:start]) for _ in range(sessions)]
+    slots = [filled(engine, tokens[:start]) for _ in range(sessions)]
     times: dict[int, list[float]] = {n: [] for n in rows}
     for _, n in itertools.product(range(WARM_UP + REPEATS), rows):  # one after the other: a slow second hits all counts alike
         times[n].append(_step_ms(engine, slots, tokens[start : start + n], start))
@@ -53,14 +54,6 @@ def run_bench_step(
         "rows": {str(n): round(statistics.median(taken[WARM_UP:]), 3) for n, taken in times.items()},
         "sampling_ms_per_row": round(_sampling_ms(engine, slots[0], tokens[start : start + 1], start, SAMPLING[sampling]), 4),
     }
-
-
-def _filled(engine: Engine, tokens: Sequence[int]) -> int:
-    slot = engine.kv.open()
-    for cut in range(0, len(tokens), engine.info.max_rows):
-        piece = tuple(tokens[cut : cut + engine.info.max_rows])
-        engine.forward([Segment(slot, cut, piece, len(piece))])
-    return slot
 
 
 def _step_ms(engine: Engine, slots: Sequence[int], tokens: Sequence[int], start: int) -> float:

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from specdec.bench.figures import percentile
 from specdec.bench.system import TARGET_MODEL, Models, Services, pools
 from specdec.client import Client
 from specdec.client.answers import Delta
@@ -105,9 +106,9 @@ async def turns(systems: Mapping[str, Services], repeats: int, streams: int, max
         for turn, order in zip(range(repeats), itertools.cycle((SIDES, SIDES[::-1]))):  # noqa: B905 - one of them has no end
             for side in order:
                 before = cpu_s(systems[side])
-                measured = sorted(await gaps(clients[side], streams, max_tokens, 100 * turn))
+                measured = await gaps(clients[side], streams, max_tokens, 100 * turn)
                 spent_us = 1e6 * (cpu_s(systems[side]) - before) / (streams * max_tokens)
-                seen[side].append((statistics.median(measured), measured[int(0.99 * len(measured))], spent_us))
+                seen[side].append((statistics.median(measured), percentile(measured, 0.99), spent_us))
     return {side: Side(*(statistics.median(column) for column in zip(*rows, strict=True))) for side, rows in seen.items()}
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import uvloop
 
+from specdec.bench.figures import percentile
 from specdec.bench.sim import folder as sim_folder
 from specdec.bench.sim.load import Seen, Slot, Wish, connect
 from specdec.bench.sim.path import Paths
@@ -247,8 +248,7 @@ def cpu_s(pid: int) -> float:
 
 
 def _percentiles(values: list[float]) -> dict[str, float]:
-    values = sorted(values)
-    return {f"p{100 * share:g}": 1000 * values[min(len(values) - 1, int(share * len(values)))] for share in PERCENTILES} if values else {}
+    return {f"p{100 * share:g}": 1000 * percentile(values, share) for share in PERCENTILES} if values else {}
 
 
 def _shares(files: Sequence[File]) -> dict[str, Any]:
