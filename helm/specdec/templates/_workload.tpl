@@ -22,7 +22,7 @@ spec:
   {{- end }}
   revisionHistoryLimit: 3
   minReadySeconds: {{ $values.minReadySeconds | int }}
-  progressDeadlineSeconds: {{ $values.progressDeadlineSeconds | int | default (add ($values.loadSeconds | int) 600) }}
+  progressDeadlineSeconds: {{ include "specdec.progressDeadline" (dict "root" $root "component" .component "values" $values) }}
   strategy:
     {{- include "specdec.updateStrategy" $context | nindent 4 }}
   selector:
@@ -42,6 +42,20 @@ spec:
     spec:
       {{- include "specdec.pod" $context | nindent 6 }}
 {{- include "specdec.disruptionBudget" $context }}
+{{- end -}}
+
+{{/*
+Seconds after which a rollout counts as failed. An orchestrator is ready once a target is, so it gets what targets get as well.
+Takes dict "root" "component" "values".
+*/}}
+{{- define "specdec.progressDeadline" -}}
+{{- $first := 600 -}}
+{{- if eq .component "orchestrator" -}}
+{{-   range $pool, $values := include "specdec.pools" (dict "root" .root "component" "target") | fromJson -}}
+{{-     $first = max $first (include "specdec.progressDeadline" (dict "root" $.root "component" "target" "values" $values) | int) -}}
+{{-   end -}}
+{{- end -}}
+{{- .values.progressDeadlineSeconds | int | default (add (.values.loadSeconds | int) $first) -}}
 {{- end -}}
 
 {{/* Takes the context. */}}

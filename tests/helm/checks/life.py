@@ -89,6 +89,10 @@ def rollout(render: Render) -> list[str]:
             found.append(f"{pod.name}: no progressDeadlineSeconds")
         elif spec["progressDeadlineSeconds"] <= _start_seconds(pod):
             found.append(f"{pod.name}: progressDeadlineSeconds is over before the startupProbe is")
+        elif pod.component == "orchestrator" and any(  # no orchestrator is ready before a target is
+            spec["progressDeadlineSeconds"] <= target.owner["spec"].get("progressDeadlineSeconds", 0) for target in render.of("target")
+        ):
+            found.append(f"{pod.name}: progressDeadlineSeconds is over before that of a target")
         strategy = spec.get("strategy", {})
         rolling = strategy.get("rollingUpdate", {})
         surge, away = rolling.get("maxSurge", "25%"), rolling.get("maxUnavailable", "25%")
