@@ -17,7 +17,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry import SetupFailed, run_pip
+from registry import SetupFailed, finish, run_pip
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
@@ -101,9 +101,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SetupFailed as failure:
-        sys.exit(str(failure))
-    except KeyboardInterrupt:
-        sys.exit("\ninterrupted; run the same command again, nothing is left half-done")
+    finish(main)

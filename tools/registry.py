@@ -9,7 +9,9 @@ import collections
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 _LINES_KEPT = 12
 
@@ -44,6 +46,16 @@ def run_pip(python: Path, arguments: list[str], what: str, expected: int = 0) ->
         if pip.wait() != 0:
             sys.stderr.write("".join(last))
             raise SetupFailed(_ADVICE.format(what=what))
+
+
+def finish(main: Callable[[], int]) -> NoReturn:
+    """Ends the process with what `main` returns, or with one line on what went wrong."""
+    try:
+        sys.exit(main())
+    except SetupFailed as failure:
+        sys.exit(str(failure))
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; run the same command again, nothing is left half-done")
 
 
 class _Progress:

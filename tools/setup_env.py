@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from registry import SetupFailed, run_pip
+from registry import SetupFailed, finish, run_pip
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -73,9 +73,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SetupFailed as failure:
-        sys.exit(str(failure))
-    except KeyboardInterrupt:
-        sys.exit("\ninterrupted; run the same command again to continue")
+    finish(main)
