@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.drafts import FLOAT64, EveryDraft, every_draft
+from tests.e2e.raw import RawClient
 from tests.e2e.stack import Stack, running
 from tests.tiny import save_tiny
 from tests.tools import require_model
@@ -20,6 +21,12 @@ def questioned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     model = save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0, window=WINDOW)
     with running(model, model, target=FLOAT64, draft=FLOAT64) as stack:
         yield stack
+
+
+@pytest.fixture(scope="module")
+def client(questioned: Stack) -> Iterator[RawClient]:
+    with RawClient(questioned.endpoint) as client:
+        yield client
 
 
 @pytest.fixture(scope="package")

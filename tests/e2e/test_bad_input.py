@@ -26,12 +26,6 @@ SEED = fixed64(6, 11)
 
 
 @pytest.fixture(scope="module")
-def client(questioned: Stack) -> Iterator[RawClient]:
-    with RawClient(questioned.endpoint) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def neighbours(questioned: Stack, client: RawClient) -> Iterator[Neighbours]:
     """Three long streams: greedy, sampled, without speculation."""
     requests = [

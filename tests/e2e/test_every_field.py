@@ -5,7 +5,7 @@ A field that is added to the proto and not to these tables fails the first test.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,15 +16,8 @@ from specdec.v1 import generation_pb2 as pb
 from tests.e2e.fields import LENGTH, LENGTH_REACHED, ORACLE, PROMPT, STOP, Case, ask, good, good_answer, greedy
 from tests.e2e.oracle import EOS, Language
 from tests.e2e.raw import RawClient
-from tests.e2e.stack import Stack
 
 pytestmark = [pytest.mark.parameters, pytest.mark.timeout(90)]
-
-
-@pytest.fixture(scope="module")
-def client(questioned: Stack) -> Iterator[RawClient]:
-    with RawClient(questioned.endpoint) as client:
-        yield client
 
 
 # ---------------------------------------------------------------- SamplingParams

@@ -5,7 +5,6 @@ A field that is added to the proto and not to these tables fails the first test.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,15 +14,8 @@ from specdec.v1 import common_pb2
 from specdec.v1 import generation_pb2 as pb
 from tests.e2e.fields import LENGTH, PROMPT, SEED, STOP, Case, ask, good, refused
 from tests.e2e.raw import RawClient, Reply
-from tests.e2e.stack import Stack
 
 pytestmark = [pytest.mark.parameters, pytest.mark.timeout(90)]
-
-
-@pytest.fixture(scope="module")
-def client(questioned: Stack) -> Iterator[RawClient]:
-    with RawClient(questioned.endpoint) as client:
-        yield client
 
 
 # ---------------------------------------------------------------- GenerateRequest

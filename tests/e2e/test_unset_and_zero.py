@@ -5,7 +5,7 @@ The tables hold what an explicit zero means. A field that is added to the proto 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from specdec.v1 import common_pb2
 from specdec.v1 import generation_pb2 as pb
 from tests.e2e.conftest import WINDOW
 from tests.e2e.raw import RawClient, Reply, double, fixed64, num, sub, token_prompt
-from tests.e2e.stack import Stack
 
 pytestmark = [pytest.mark.parameters, pytest.mark.timeout(90)]
 PROMPT = [10, 11, 12]
@@ -33,12 +32,6 @@ def in_sampling(zero: bytes) -> bytes:
 
 def in_request(zero: bytes) -> bytes:
     return ASK + SEED + sampling(ENOUGH) + zero
-
-
-@pytest.fixture(scope="module")
-def client(questioned: Stack) -> Iterator[RawClient]:
-    with RawClient(questioned.endpoint) as client:
-        yield client
 
 
 def answered(reply: Reply) -> tuple[Reply, Any]:
