@@ -111,3 +111,16 @@ def test_it_is_a_part_of_another_chart(tmp_path: Path) -> None:
             assert len({(one["kind"], one["metadata"]["name"]) for one in found.objects}) == len(found.objects)
             for service in found.kind("Service"):
                 assert len({pod.labels["app.kubernetes.io/name"] for pod in found.selected(service["spec"]["selector"])}) == 1
+
+
+def test_a_pool_of_another_file_is_left_out_by_null(tmp_path: Path) -> None:
+    """The values of all environments, and those of one that lacks a pool."""
+    files = [tmp_path / "all.yaml", tmp_path / "one.yaml"]
+    files[0].write_text(json.dumps({"draft": {"pools": {"near": {"replicas": 2}, "far": {}}}}))
+    files[1].write_text(json.dumps({"draft": {"pools": {"far": None}}}))
+    for version in (HELM_3, HELM_4):
+        done = template(None, files, version=version)
+        assert done.returncode == 0, done.stderr
+        found = parse(done.stdout)
+        assert [pod.labels["specdec.io/pool"] for pod in found.of("draft")] == ["near"]
+        assert found.of("orchestrator")[0].env["SPECDEC_DRAFTS"] == "near=dns:///demo-specdec-draft-near:50053"

@@ -71,7 +71,7 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 
 {{/*
 The pools of targets or drafts with all that holds for each, as JSON: name to values, the component's with the pool's over them. Maps are
-merged, lists replaced. `pools` unset (null) is one pool called default, {} is none: helm merges a user's map into the chart's, so that a
+merged, lists replaced; null leaves out a pool that another file of values names. `pools` unset (null) is one pool called default, {} is none: helm merges a user's map into the chart's, so that a
 pool in values.yaml could hardly be got rid of. Takes dict "root" $ "component" c. Read it with fromJson.
 */}}
 {{- define "specdec.pools" -}}
@@ -82,7 +82,9 @@ pool in values.yaml could hardly be got rid of. Takes dict "root" $ "component" 
 {{-   $named = dict "default" dict -}}
 {{- end -}}
 {{- range $pool, $values := $named -}}
-{{-   $_ := set $pools $pool (mergeOverwrite (omit (deepCopy $component) "pools") (deepCopy ($values | default dict))) -}}
+{{-   if not (kindIs "invalid" $values) -}}
+{{-     $_ := set $pools $pool (mergeOverwrite (omit (deepCopy $component) "pools") (deepCopy $values)) -}}
+{{-   end -}}
 {{- end -}}
 {{- $pools | toJson -}}
 {{- end -}}

@@ -22,6 +22,9 @@
 {{- if not $all.networkPolicy.enabled -}}
 {{-   $told = append $told "any pod of the cluster can reach the pools and the health ports: networkPolicy.enabled" -}}
 {{- end -}}
+{{- if and $all.grpcRoute.enabled $all.tls.front.enabled -}}
+{{-   $told = append $told "the gateway of grpcRoute has to speak TLS to the orchestrators: add a BackendTLSPolicy, in extraObjects" -}}
+{{- end -}}
 {{- $fingerprints := list -}}
 {{- range $component, $pools := dict "target" $targets "draft" $drafts -}}
 {{-   range $pool, $values := $pools -}}
