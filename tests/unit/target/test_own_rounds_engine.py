@@ -16,6 +16,7 @@ from specdec.engine.cache import KvBudget
 from specdec.hashing import prefix_hash
 from specdec.terms import (
     Ahead,
+    Answer,
     Begin,
     Close,
     Closed,
@@ -62,6 +63,24 @@ class Talk:
     @property
     def done(self) -> bool:
         return bool(self.heard) and self.heard[-1].finish is not None
+
+    def hear(self, answer: Answer) -> None:
+        match answer.outcome:
+            case Result() as result:
+                assert result.prefix_length == len(self.committed)
+                self.heard.append(result)
+                self.committed += result.tokens
+                self.kv = min(result.kv_length_after, len(self.committed) - 1)
+                if answer.round > self.round:
+                    self.round, self.open = answer.round, False
+            case PrefixNeeded(have):
+                self.kv, self.open = have, False
+            case Closed():
+                assert self.done
+            case NoRoom():
+                self.open = self.open and answer.round <= self.round
+            case other:
+                raise AssertionError(other)
 
     def all(self) -> tuple[list[int], list[TokenLogprobs], list[TokenLogprobs], Any, Any]:
         """What the client is told."""
@@ -116,25 +135,11 @@ def converse(params: SamplingParams, texts: Sequence[Sequence[int]] = (), seed: 
                     bench.verifier.submit(stream, item, bench.now)
         for _, answer in bench.turn():
             talk = talks[int(answer.session_id[1:])]
-            match answer.outcome:
-                case Result() as result:
-                    assert result.prefix_length == len(talk.committed)
-                    talk.heard.append(result)
-                    talk.committed += result.tokens
-                    talk.kv = min(result.kv_length_after, len(talk.committed) - 1)
-                    if talk.done:
-                        bench.verifier.submit(stream, Close(talk.name, 1), bench.now)
-                    unasked += answer.round == talk.round
-                    if answer.round > talk.round:
-                        talk.round, talk.open = answer.round, False
-                case PrefixNeeded(have):
-                    talk.kv, talk.open = have, False
-                case Closed():
-                    assert talk.done
-                case NoRoom():
-                    talk.open = talk.open and answer.round <= talk.round
-                case other:
-                    raise AssertionError(other)
+            decided = isinstance(answer.outcome, Result)
+            unasked += decided and answer.round == talk.round
+            talk.hear(answer)
+            if decided and talk.done:
+                bench.verifier.submit(stream, Close(talk.name, 1), bench.now)
         bench.now += 60
         if all(talk.done for talk in talks):
             break
