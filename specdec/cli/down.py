@@ -35,5 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
             supervisor.send(signal.SIGKILL)
     pids.end(children, CHILDREN_S)
     state.clear()
-    print(f"stopped {len(running)} processes")
+    print(f"stopped {len(running)} process{'es' if len(running) > 1 else ''}")
     return 0

@@ -2,7 +2,7 @@
 
 endpoint          host:port of the orchestrator, written last: when it is there, the system serves; a restart does not change it
 processes.json    [{"role", "pid", "port", "metrics_port"}, …] of those that run or are being started again
-supervisor.json   who to stop, with start times, so that no stranger is ever hit
+supervisor.json   who to stop, with start times, so that no stranger is ever hit; written first: from then on the folder is taken
 tls/              with `up --tls`: the authority's certificate, and those of services and clients; see authority.py
 *.log             standard error of every process
 """
@@ -10,16 +10,17 @@ tls/              with `up --tls`: the authority's certificate, and those of ser
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from specdec.cli.pids import ProcessId
-from specdec.errors import InvalidRequest
+from specdec.errors import AlreadyExists, InvalidRequest
 
 ENDPOINT, PROCESSES, SUPERVISOR, TLS = "endpoint", "processes.json", "supervisor.json", "tls"
 
@@ -35,6 +36,28 @@ class ProcessEntry:
 @dataclass(frozen=True, slots=True)
 class State:
     folder: Path
+
+    @contextlib.contextmanager
+    def free(self) -> Iterator[None]:
+        """The folder, made if need be, with nothing of a system in it; whoever else wants it waits until the block ends, in which
+        `take` is called. Raises AlreadyExists, InvalidRequest."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise InvalidRequest("--state", f"{self.folder}: {error.strerror or error}; name a folder that may be written") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if self.alive():
+                raise AlreadyExists(f"a system runs or starts from {self.folder}; `specdec down --state {self.folder}` stops it")
+            self.clear()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def take(self, supervisor: ProcessId) -> None:
+        """From here on the folder is the supervisor's, also while it still starts."""
+        self._put(SUPERVISOR, json.dumps({"supervisor": asdict(supervisor), "children": []}))
 
     def write(self, endpoint: str, entries: Sequence[ProcessEntry], supervisor: ProcessId, children: Sequence[ProcessId]) -> None:
         owned = {"supervisor": asdict(supervisor), "children": [asdict(child) for child in children]}
@@ -64,6 +87,11 @@ class State:
     def alive(self) -> bool:
         supervisor, children = self.processes()
         return any(p.alive for p in (*children, *([supervisor] if supervisor else ())))
+
+    def unserved(self) -> None:
+        """The system stops: nobody is led to it any more, and the folder stays taken until it has ended."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / ENDPOINT).unlink()
 
     def clear(self) -> None:
         """Removes what says that something runs, and what it showed; logs stay."""

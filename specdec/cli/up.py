@@ -19,7 +19,7 @@ from specdec.cli.pids import identify
 from specdec.cli.state import TLS, ProcessEntry, State
 from specdec.cli.supervisor import START_TIMEOUT_S, Child, Interrupted, Supervisor, tail
 from specdec.cli.system import HOST, System, parse_pins
-from specdec.errors import AlreadyExists, InvalidRequest, Unavailable
+from specdec.errors import InvalidRequest, Unavailable
 
 HELP = "start targets, drafts and an orchestrator on this machine"
 LOG = "up.log"
@@ -61,15 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
     chosen.check()
     _check_port(arguments.port)
     state = None if arguments.state is None else State(arguments.state.absolute())
-    if state is not None:
-        if state.alive():
-            raise AlreadyExists(f"a system runs from {arguments.state}; `specdec down --state {arguments.state}` stops it")
-        state.folder.mkdir(parents=True, exist_ok=True)
-        state.clear()
     if arguments.detach:
         if state is None:
             raise InvalidRequest("--detach", "needs --state DIR, where the endpoint and the logs will be")
         return _detach(state, arguments.argv)
+    if state is not None and arguments.report_fd < 0:  # else the folder was taken for us by who started us
+        with state.free():
+            state.take(identify(os.getpid()))
     return _supervise(chosen, state, not arguments.no_restart, arguments.report_fd)
 
 
@@ -92,41 +90,51 @@ def _check_port(port: int) -> None:
 
 
 def _supervise(chosen: System, state: State | None, restart: bool, report_fd: int) -> int:
-    if chosen.tls is not None:
-        authority.make(chosen.tls)
-    with _log_folder(state) as logs, Supervisor(logs, tell) as supervisor:
-        try:
-            tell(f"starting {chosen.targets} target(s), {chosen.drafts} draft(s); loading the models takes some seconds")
-            children = chosen.start(supervisor)
-        except Interrupted:
-            return 130
-        except Unavailable as error:
-            if report_fd >= 0:
-                _report(report_fd, f"error {error}")
-            raise
-        endpoint = children[-1].endpoint
+    try:
+        if chosen.tls is not None:
+            authority.make(chosen.tls)
+        with _log_folder(state) as logs, Supervisor(logs, tell) as supervisor:
+            return _start_and_keep(supervisor, chosen, state, restart, report_fd)
+    finally:
+        if state is not None:
+            state.clear()
 
-        def write(present: Sequence[Child]) -> None:
-            if state is not None:
-                entries = [ProcessEntry(c.plan.role, c.process.pid, c.port, c.metrics_port) for c in present]
-                state.write(endpoint, entries, identify(os.getpid()), [c.identity for c in present])
 
-        try:
-            write(children)
-            print(f"ready role=system endpoint={endpoint} pid={os.getpid()}", flush=True)
-            if report_fd >= 0:
-                _report(report_fd, f"ready {endpoint}")
-            return Keeper(supervisor, children, tell, write, restart).run()
-        finally:
-            if state is not None:
-                state.clear()
+def _start_and_keep(supervisor: Supervisor, chosen: System, state: State | None, restart: bool, report_fd: int) -> int:
+    try:
+        tell(f"starting {chosen.targets} target(s), {chosen.drafts} draft(s); loading the models takes some seconds")
+        children = chosen.start(supervisor)
+    except Interrupted:
+        tell("stopping; it did not serve yet")
+        return 130
+    except Unavailable as error:
+        if report_fd >= 0:
+            _report(report_fd, f"error {error}")
+        raise
+    endpoint = children[-1].endpoint
+
+    def write(present: Sequence[Child]) -> None:
+        if state is not None:
+            entries = [ProcessEntry(c.plan.role, c.process.pid, c.port, c.metrics_port) for c in present]
+            state.write(endpoint, entries, identify(os.getpid()), [c.identity for c in present])
+
+    try:
+        write(children)
+        print(f"ready role=system endpoint={endpoint} pid={os.getpid()}", flush=True)
+        if report_fd >= 0:
+            _report(report_fd, f"ready {endpoint}")
+        return Keeper(supervisor, children, tell, write, restart).run()
+    finally:
+        if state is not None:
+            state.unserved()
 
 
 def _detach(state: State, argv: list[str]) -> int:
     """Runs this very command again as a daemon in a session of its own and waits for its word."""
     read_end, write_end = os.pipe()
     flags = [flag for flag in argv if flag != "--detach"]
-    with (state.folder / LOG).open("wb") as log:
+    log_path = state.folder / LOG
+    with state.free(), log_path.open("wb") as log:
         daemon = subprocess.Popen(
             [*DAEMON, *flags, "--report-fd", str(write_end)],
             stdin=subprocess.DEVNULL,
@@ -135,15 +143,24 @@ def _detach(state: State, argv: list[str]) -> int:
             pass_fds=(write_end,),
             start_new_session=True,
         )
+        state.take(identify(daemon.pid))
     os.close(write_end)
-    with os.fdopen(read_end) as words:
-        word = words.read()  # to end-of-file: the daemon closes its end once it has spoken, or dies
+    tell(f"starting in the background; {log_path} says how far it is")
+    try:
+        with os.fdopen(read_end) as words:
+            word = words.read()  # to end-of-file: the daemon closes its end once it has spoken, or dies
+    except KeyboardInterrupt:  # it is in a session of its own, where Ctrl-C does not reach it
+        daemon.terminate()
+        daemon.wait(START_TIMEOUT_S)
+        state.clear()  # a daemon that was ended before it listened to signals could not
+        raise
     if word.startswith("ready "):
         print(f"ready role=system endpoint={word.split()[1]} pid={daemon.pid}", flush=True)
         daemon.returncode = 0  # it outlives us on purpose; without this Popen warns about a child left behind
         return 0
     daemon.wait(START_TIMEOUT_S)
-    raise Unavailable(word.removeprefix("error ").strip() or f"the system did not start:\n{tail(state.folder / LOG)}")
+    state.clear()
+    raise Unavailable(word.removeprefix("error ").strip() or f"the system did not start:\n{tail(log_path)}")
 
 
 def _report(descriptor: int, word: str) -> None:

@@ -209,6 +209,34 @@ def test_ctrl_c_while_starting(model: Path) -> None:
     assert up.returncode == 130
 
 
+def test_a_system_that_starts_is_known_and_goes_when_told(model: Path, specdec: Run, tmp_path: Path) -> None:
+    """`up --detach` while models load. Its folder is taken, `down` ends it, and so does Ctrl-C, which reaches only the command."""
+    state = tmp_path / "state"
+    words = [*COMMAND, "up", "--detach", "--state", str(state), "--target-model", str(model), "--draft-model", str(model)]
+    for end in ("down", "Ctrl-C"):
+        up = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "FAKE_SLOW": "target"}, start_new_session=True)
+        wait_until(lambda: (state / "draft-0.log").exists() and "affinity" in (state / "draft-0.log").read_text())
+        supervisor, _ = State(state).processes()
+        assert supervisor is not None and supervisor.alive and not (state / "endpoint").exists()
+        again = specdec("up", "--detach", "--state", str(state))
+        assert again.returncode == 2 and "a system runs or starts from" in again.stderr and supervisor.alive
+        if end == "down":
+            assert "stopped 1 process\n" in specdec("down", "--state", str(state)).stdout
+        else:
+            os.killpg(up.pid, signal.SIGINT)
+        _, errors = up.communicate(timeout=20)
+        assert up.returncode == (2 if end == "down" else 130)
+        assert f"{state / 'up.log'} says how far it is" in errors and ("did not serve yet" in errors) is (end == "down")
+        assert not supervisor.alive and not (state / "supervisor.json").exists()
+        (state / "draft-0.log").unlink()
+
+
+def test_a_state_folder_that_cannot_be_made_is_told(specdec: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = specdec("up", "--state", str(tmp_path / "file"))
+    assert done.returncode == 2 and "--state: " in done.stderr and "File exists; name a folder" in done.stderr
+
+
 def test_down_leaves_strangers_alone(tmp_path: Path) -> None:
     """The pid is right, the start time is not: somebody else's process by now."""
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
