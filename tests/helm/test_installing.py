@@ -124,3 +124,20 @@ def test_a_pool_of_another_file_is_left_out_by_null(tmp_path: Path) -> None:
         found = parse(done.stdout)
         assert [pod.labels["specdec.io/pool"] for pod in found.of("draft")] == ["near"]
         assert found.of("orchestrator")[0].env["SPECDEC_DRAFTS"] == "near=dns:///demo-specdec-draft-near:50053"
+
+
+def test_the_notes_tell_of_what_the_policies_may_keep_out_and_of_what_a_gateway_must_do() -> None:
+    hubs = {"target": "https://hub.example.com:8443", "draft": "http://mirror.mirrors:8080"}
+    values = {part: {"model": {"hf": {"endpoint": endpoint}}} for part, endpoint in hubs.items()}
+    more: Values = {
+        "networkPolicy": {"enabled": True},
+        "grpcRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
+        "tls": {"front": {"enabled": True, "existingSecret": "front"}},
+    }
+    done = helm("install", "demo", str(CHART), "--dry-run=client", "-f", "-", stdin=json.dumps({**values, **more}))
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert notes.count("https://hub.example.com:8443 at a public address only") == 1 and "mirrors:8080 at" not in notes
+    assert "add a BackendTLSPolicy" in notes
+    plain = helm("install", "demo", str(CHART), "--dry-run=client").stdout.partition("NOTES:")[2]
+    assert "public address" not in plain and "BackendTLSPolicy" not in plain

@@ -22,6 +22,15 @@
 {{- if not $all.networkPolicy.enabled -}}
 {{-   $told = append $told "any pod of the cluster can reach the pools and the health ports: networkPolicy.enabled" -}}
 {{- end -}}
+{{- if and $all.networkPolicy.enabled $all.networkPolicy.egress.restrict -}}
+{{-   range $component := list "orchestrator" "target" "draft" -}}
+{{-     range compact (include "specdec.hubs" (dict "root" $ "component" $component) | fromJsonArray) -}}
+{{-       if not (include "specdec.namespaceOf" (dict "host" (include "specdec.hostOf" .) "own" $.Release.Namespace)) -}}
+{{-         $told = append $told (printf "the policies let downloads reach %s at a public address only: networkPolicy.egress.allow for a private one" .) -}}
+{{-       end -}}
+{{-     end -}}
+{{-   end -}}
+{{- end -}}
 {{- if and $all.grpcRoute.enabled $all.tls.front.enabled -}}
 {{-   $told = append $told "the gateway of grpcRoute has to speak TLS to the orchestrators: add a BackendTLSPolicy, in extraObjects" -}}
 {{- end -}}
