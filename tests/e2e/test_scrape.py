@@ -234,7 +234,7 @@ def test_clients_are_told_what_a_scraper_is(questioned: Stack, loaded: tuple[lis
     ours = {key for key in counts if key[0].startswith(("specdec_", "gen_ai_", "vllm:"))}
     assert {key: clients[key] for key in ours} == {key: scraped[key] for key in ours} and len(ours) > 100
     steps, rows = (total(clients, f"specdec_target_batch_size_{part}") for part in ("count", "sum"))
-    target = samples(loaded[2]["target"])
+    target = samples(scrape(questioned.targets[0]))
     assert 0 < steps <= rows and steps <= total(target, "specdec_step_duration_seconds_count"), "it has no other orchestrator"
 
 
