@@ -48,7 +48,7 @@ def load_prompts(path: Path = PROMPTS) -> list[Kinded]:
             raise InvalidRequest("--prompts", f"{path}: more than {MAX_BYTES >> 20} MiB; take a sample of it")
         lines = [(number, line) for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("--prompts", f"{path}: {error}") from error
+        raise InvalidRequest("--prompts", f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not 0 < len(lines) <= MAX_PROMPTS:
         raise InvalidRequest("--prompts", f"{path}: must hold 1 to {MAX_PROMPTS} prompts, one a line, has {len(lines)}")
     return [_prompt(path, number, line) for number, line in lines]

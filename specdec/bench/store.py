@@ -33,7 +33,8 @@ class Store:
         self.fingerprint = ""  # of the engine that was measured
         try:
             folder.mkdir(exist_ok=True)
-            if (folder / PLAN).exists():
+            measured = (folder / RUNS).exists() and (folder / RUNS).stat().st_size > 0  # else nobody answered: any sweep may begin
+            if measured and (folder / PLAN).exists():
                 self._same(json.loads((folder / PLAN).read_text(encoding="utf-8")), plan)
             else:
                 _write(folder / PLAN, json.dumps(plan, indent=1) + "\n")

@@ -42,7 +42,9 @@ class Models:
         need("model")
         for flag, folder in (("--target-model", self.target), ("--draft-model", self.draft)):
             if folder is not None and not (folder / "config.json").is_file():
-                raise InvalidRequest(flag, f"{folder} holds no model (no config.json); run `make setup`, or name a folder that does")
+                raise InvalidRequest(
+                    flag, f"{folder} holds no model (no config.json); name a folder that does, or start where `make setup` made models/"
+                )
 
 
 @dataclass(frozen=True, slots=True)

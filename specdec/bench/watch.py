@@ -56,7 +56,7 @@ def of_state(folder: Path, host: str = "127.0.0.1") -> list[Process]:
         return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
-            "--state", f"{folder} is not the folder of a running `specdec up` ({type(error).__name__}: {error})"
+            "--state", f"{folder} is not the folder of a running `specdec up` ({getattr(error, 'strerror', None) or error})"
         ) from error
 
 

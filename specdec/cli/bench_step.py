@@ -46,7 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise InvalidRequest(flag, f"must be at least {low}")
     need("model")
     if not (arguments.model / "config.json").is_file():
-        raise InvalidRequest("--model", f"{arguments.model} holds no model (no config.json); run `make setup`, or name a folder that does")
+        raise InvalidRequest(
+            "--model",
+            f"{arguments.model} holds no model (no config.json); name a folder that does, or start where `make setup` made models/",
+        )
     return _every_kind(arguments) if arguments.sampling == "all" else _step(arguments, rows)
 
 

@@ -158,7 +158,7 @@ async def _pair(client: Client, prompt: Prompt, sampling: Any, painter: paint.Pa
     def show(delta: Delta) -> None:
         print(painter.feed(delta.token_ids, delta.origins), end="", flush=True)
 
-    _say("\n" + paint.heading(f"{prompt.kind}: {prompt.messages[-1]['content'].strip().splitlines()[0][:100]}", colour))
+    _say("\n" + paint.heading(f"{prompt.kind}: {prompt.messages[-1]['content'].strip().splitlines()[0]}", colour))
     fixed = {"seed": SEED, "enable_adaptive_verification": False}  # a few answers are too short to learn what pays
     speculative = await timed_answer(client, prompt.messages, sampling, fixed, show)
     _say(painter.end())

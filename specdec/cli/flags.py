@@ -128,7 +128,7 @@ def read_file(flag: str, name: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(flag, f"{name}: {error}") from error
+        raise InvalidRequest(flag, f"{name}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def parsed(flag: str, said: str, wanted: str, kind: type | tuple[type, ...]) -> Any:

@@ -199,8 +199,9 @@ class Printer:
 def _figures(answer: TimedAnswer) -> str:
     assert answer.finished is not None and answer.started is not None
     stats = answer.finished.speculative
+    gain = f"mean acceptance length {stats.mean_acceptance_length:.2f}, hit rate {stats.hit_rate:.2f}"
     return (
         f"[{answer.finished.finish_reason.value}; {len(answer.token_ids)} tokens, {answer.tokens_per_s:.1f} tokens/s, first after "
-        f"{1000 * (answer.ttft_s or answer.total_s):.0f} ms; mean acceptance length {stats.mean_acceptance_length:.2f}, "
-        f"hit rate {stats.hit_rate:.2f}; seed {answer.started.seed}]"
+        f"{1000 * (answer.ttft_s or answer.total_s):.0f} ms; "
+        f"{gain if stats.num_draft_tokens else 'no round had a block'}; seed {answer.started.seed}]"
     )

@@ -39,7 +39,10 @@ class System:
         wanted = [("--target-model", self.target_model)] + ([("--draft-model", self.draft_model)] if self.drafts else [])
         for flag, folder in wanted:
             if not (folder / "config.json").is_file():
-                raise InvalidRequest(flag, f"{folder} holds no model (no config.json); run `make setup`, or name a folder that does")
+                raise InvalidRequest(
+                    flag,
+                    f"{folder} holds no model (no config.json); name a folder that does, or start where `make setup` made models/",
+                )
 
     def pool_plans(self) -> list[Plan]:
         pools = ([("target", i) for i in range(self.targets)]) + [("draft", i) for i in range(self.drafts)]

@@ -97,7 +97,7 @@ def _first(look_again: Callable[[], Look], hint: str) -> Callable[[], Look]:
         nonlocal seen
         found = look_again()
         if not seen and all(samples is None for samples in found.samples.values()):
-            reasons = "; ".join(f"{address}: {reason}" for address, reason in found.reasons.items())
+            reasons = "; ".join(f"{address}: {reason.removeprefix(f'{address}: ')}" for address, reason in found.reasons.items())
             raise Unavailable(reasons or f"nobody answers at {', '.join(found.samples)}; {hint}")
         seen = True
         return found
@@ -123,7 +123,7 @@ def addresses(arguments: argparse.Namespace) -> list[str]:
             entries = json.loads((arguments.state / PROCESSES).read_text())
             found = [f"{HOST}:{int(entry['metrics_port'])}" for entry in entries if int(entry["metrics_port"]) > 0]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Unavailable(f"nothing runs from {arguments.state} ({PROCESSES} cannot be read: {error})") from error
+            raise Unavailable(f"nothing runs from {arguments.state} ({PROCESSES}: {getattr(error, 'strerror', None) or error})") from error
     if not 0 < len(found) <= MAX_PORTS:
         raise InvalidRequest(
             "--metrics", f"{len(found)} metrics ports; 1 to {MAX_PORTS} are looked at (SPECDEC_METRICS_PORT, 0 = any free one)"

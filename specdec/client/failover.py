@@ -132,6 +132,8 @@ def endpoints_of(endpoints: str) -> list[str]:
     """Each `host:port` of a list with commas. Raises InvalidRequest."""
     names = [name.strip() for name in endpoints.split(",")]
     for name in names:
+        if name.startswith(("http://", "https://")):
+            raise InvalidRequest("endpoint", f"must be host:port without {name.partition('/')[0]}//, got {endpoints!r}")
         if not name.rpartition(":")[2].isdecimal() or not name.rpartition(":")[0]:
             raise InvalidRequest("endpoint", f"must be host:port, or several with commas between them, got {endpoints!r}")
     return names

@@ -74,6 +74,7 @@ def test_an_interrupted_sweep_goes_on_and_asks_nothing_twice(tmp_path: Path, end
 
 
 def test_another_sweep_another_engine_and_broken_files_are_refused(tmp_path: Path) -> None:
+    Store(tmp_path / "out", {"sweep": {"repeats": 4}})  # nobody answered: it measured nothing, and its folder is free
     store = Store(tmp_path / "out", PLAN)
     store.add(runs()[0])
     with pytest.raises(InvalidRequest, match="--out: .* holds another sweep .other repeats."):

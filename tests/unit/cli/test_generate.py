@@ -248,6 +248,10 @@ def test_endpoints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     monkeypatch.setattr("specdec.cli.connection.CONNECT_S", 0.2)
     assert main(["generate", "--endpoint", "nowhere", "--prompt", "x"]) == 2
     assert "--endpoint: must be host:port" in one_line(capsys.readouterr())
+    assert main(["generate", "--endpoint", "http://127.0.0.1:1", "--prompt", "x"]) == 2
+    assert "--endpoint: must be host:port without http://" in one_line(capsys.readouterr())
+    assert main(["generate", "--endpoint", "127.0.0.1:1", "--prompt-file", "/no/file"]) == 2
+    assert one_line(capsys.readouterr()).endswith("--prompt-file: /no/file: No such file or directory")
     assert main(["generate", "--endpoint", "127.0.0.1:1", "--prompt", "x"]) == 2
     assert "nobody answers at 127.0.0.1:1" in one_line(capsys.readouterr())
     assert main(["generate", "--prompt", "x"]) == 2
@@ -314,6 +318,9 @@ def test_plain_text_streams(endpoint: str, capsys: pytest.CaptureFixture[str]) -
     captured = capsys.readouterr()
     assert captured.out == "lo wörld\n" and "mean acceptance length 2.50" in captured.err
     assert "[answer" not in captured.err
+    assert main(["generate", "--endpoint", endpoint, "--prompt", "hi", "--no-spec"]) == 0
+    told = capsys.readouterr().err
+    assert "; no round had a block; seed" in told and "acceptance" not in told
 
 
 def test_several_answers_in_plain_text_come_in_order(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
