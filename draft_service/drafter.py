@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from draft_service.checks import Limits, bounds_of, check_commit, check_name, check_open, check_sent
 from draft_service.demand import Rounds
@@ -28,6 +27,7 @@ from draft_service.outbox import Told
 from draft_service.outlook import Outlook
 from draft_service.plan import Chooser, DraftPlan, DraftRow, PlanOutcome, RowOutcome, Silence
 from draft_service.planner import draw_up
+from draft_service.room import Room
 from draft_service.session import MAX_BROKEN, Bounds, Session
 from draft_service.tally import Tally
 from draft_service.tree import Branch
@@ -54,24 +54,6 @@ BLOCK_TOKENS = 64  # room is booked in such blocks: a branch's own tokens may be
 
 Addressed = tuple[int, Told | DraftEvent]
 """Stream and event."""
-
-
-class Room(Protocol):
-    """The part of specdec.engine.KvBudget that is used here."""
-
-    @property
-    def total_tokens(self) -> int: ...
-
-    @property
-    def used_tokens(self) -> int: ...
-
-    def can_admit(self, tokens: int, reserve_tokens: int) -> bool:
-        """Whether a new session leaves enough for the others to grow."""
-
-    def grow(self, session: int, tokens: int) -> bool:
-        """Books room for `tokens` tokens of a session in all; False, changing nothing, when there is none."""
-
-    def release(self, session: int) -> None: ...
 
 
 @dataclass(slots=True)
