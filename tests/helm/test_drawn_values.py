@@ -59,6 +59,7 @@ def test_every_key_may_be_null_or_is_refused(part: int) -> None:
 def test_some_keys_may_be_null_or_are_refused() -> None:
     for path in keys()[:: len(keys()) // NULLS]:
         check_one(placed(path, None))
+    assert template({"discovery": {"extraTargets": None, "extraDrafts": None}}).returncode == 0, "lists that rules look into"
 
 
 def test_most_keys_can_be_drawn() -> None:

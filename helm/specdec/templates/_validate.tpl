@@ -91,7 +91,7 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- $targets := include "specdec.pools" (dict "root" .root "component" "target") | fromJson -}}
 {{- range $component, $more := dict "target" "extraTargets" "draft" "extraDrafts" -}}
 {{-   $names := len (include "specdec.pools" (dict "root" $.root "component" $component) | fromJson) -}}
-{{-   range get $all.discovery $more -}}
+{{-   range get $all.discovery $more | default list -}}
 {{-     if regexMatch "^([^=]*=)?(dns:|kubernetes:)" . -}}{{- $names = add $names 1 -}}{{- end -}}
 {{-   end -}}
 {{-   if gt (int $names) 16 -}}
