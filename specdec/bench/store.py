@@ -42,7 +42,7 @@ class Store:
                 pass
             self._scan()
         except (OSError, ValueError) as error:
-            raise InvalidRequest(field, f"{folder}: {error}") from error
+            raise InvalidRequest(field, f"{folder}: {getattr(error, 'strerror', None) or error}") from error
 
     def _same(self, held: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
         differs = [name for name, value in plan["sweep"].items() if held.get("sweep", {}).get(name) != value]

@@ -21,6 +21,7 @@ from specdec.cli.supervisor import LOADING, Interrupted, Supervisor
 from specdec.cli.system import System
 from specdec.errors import InternalFault
 from specdec.runtime.settings import no_color
+from specdec.terms import SamplingParams
 
 if TYPE_CHECKING:
     from specdec.cli.generate import TimedAnswer
@@ -70,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         pins=default_pins(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []),
     )
     chosen.check()
+    _sampling(arguments).check(1)  # before models are loaded
     colour = sys.stdout.isatty() and not no_color()
     began = time.monotonic()
     with (
@@ -88,6 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
     _say(paint.heading("With and without speculation", colour))
     _say(summary(pairs))
     return 0 if all(pair.identical for pair in pairs) else 1
+
+
+def _sampling(arguments: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens)
 
 
 def default_pins(cpus: Sequence[int]) -> dict[str, str]:
@@ -137,7 +143,6 @@ def _ratio(pair: Pair) -> float:
 
 async def _talk(endpoint: str, chosen: System, arguments: argparse.Namespace, colour: bool) -> list[Pair]:
     from specdec.client import Client
-    from specdec.terms import SamplingParams
 
     decode = _decoder(chosen.target_model)
     async with Client(endpoint, credentials_of(arguments)) as client:
@@ -148,7 +153,7 @@ async def _talk(endpoint: str, chosen: System, arguments: argparse.Namespace, co
         for k in (None, 0):
             await client.complete(prompts[0].messages, warm, seed=SEED, num_speculative_tokens=k, enable_adaptive_verification=False)
         _say(paint.legend(colour))
-        sampling = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens)
+        sampling = _sampling(arguments)
         return [await _pair(client, prompt, sampling, paint.Painter(decode, colour), colour) for prompt in prompts]
 
 

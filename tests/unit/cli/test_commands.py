@@ -57,6 +57,15 @@ def test_missing_models_say_what_to_do(capsys: pytest.CaptureFixture[str], tmp_p
     assert main(["bench-step", "--rows", "1,x"]) == 2
 
 
+def test_the_demo_refuses_before_it_loads_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    models = ["--target-model", str(tmp_path), "--draft-model", str(tmp_path)]
+    for words, field in ((["--max-tokens", "0"], "max_tokens"), (["--temperature", "-2"], "temperature")):
+        assert main(["demo", *words, *models]) == 2
+        told = capsys.readouterr()
+        assert f"sampling.{field}: must be" in told.err and told.out == ""
+
+
 def test_pins() -> None:
     assert parse_pins("") == {}
     assert parse_pins("target=0,draft=1,orchestrator=1") == {"target": "0", "draft": "1", "orchestrator": "1"}
