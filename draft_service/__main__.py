@@ -65,6 +65,7 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread | Non
     metrics = Metrics(runtime.telemetry, drafter)
     tracing = Tracing(SessionSpans(runtime.telemetry, "draft"))
     runtime.telemetry.gauge("specdec.step.age", lambda: step_age_s(thread.running_since))
+    runtime.telemetry.gauge("specdec.memory", lambda: [(size, {"kind": kind}) for kind, size in engine.memory.items()])
     worker = Worker(drafter, Stepper(engine), thread, metrics, settings.scaling_smoothing_ms / 1000)
     tasks = [
         asyncio.create_task(worker.run(), name="draft-worker"),

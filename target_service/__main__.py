@@ -127,6 +127,7 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread) -> S
     tracing = Tracing(SessionSpans(runtime.telemetry, "verify"))
     observer = StepObserver(runtime.telemetry, verifier, tracing)
     runtime.telemetry.gauge("specdec.step.age", lambda: step_age_s(thread.running_since))
+    runtime.telemetry.gauge("specdec.memory", lambda: [(size, {"kind": kind}) for kind, size in engine.memory.items()])
     compilers = Grammars(grammars)
     loop = EngineLoop(
         verifier,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.runtime.aliases import ALIASES, KV_USAGE
+from specdec.runtime.instruments import UNITS
 from specdec.runtime.metrics import METRICS, Kind
 
 
@@ -20,7 +21,7 @@ class Family:
 
 def family(name: str) -> Family:
     metric = METRICS[name]
-    plain = name.replace(".", "_") + ("_seconds" if metric.unit == "s" else "")
+    plain = name.replace(".", "_") + UNITS.get(metric.unit, "")
     labels = frozenset(label.replace(".", "_") for label in metric.labels)
     if metric.kind is Kind.COUNTER:
         return Family(f"{plain}_total", "counter", (f"{plain}_total",), labels)

@@ -118,6 +118,9 @@ POOLS = (
         (_of_role("specdec_kv_cache_utilization", "target"), "{{instance}}"),
     )),
     Panel("KV room of drafts", "Share in use.", "percentunit", ((_of_role("specdec_kv_cache_utilization", "draft"), "{{instance}}"),)),
+    Panel("Memory of engines", "Weights, room for keys and values and what is booked of it, and on a GPU what is allocated.", "bytes", (
+        ("specdec_memory_bytes{{S}}", "{{instance}} {{kind}}"),
+    )),
     Panel("Rows of a step", "How full the batches are.", "short", _both_roles("specdec_batch_size")),
     Panel("Time of an engine step", "Of targets and of drafts.", "s", _both_roles("specdec_step_duration_seconds")),
     Panel("Age of the running step", "A line that rises is a step that hangs.", "s", (("specdec_step_age_seconds{{S}}", "{{instance}}"),)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -132,6 +132,12 @@ class Engine(Protocol):
 
     @property
     def kv(self) -> KvSlots: ...
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes by kind; any thread may read it. `weights`: what the model keeps to compute with, embeddings, scales and rotary tables
+        included, each byte once however many tensors lie on it. `kv`: the room for keys and values at its bound; `kv_used`: what is booked
+        of it. On a GPU also `device` and `device_peak`: what this process has allocated there, and the most it ever had."""
 
     def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
         """One pass over all segments; the slots grow by their tokens.

@@ -23,6 +23,7 @@ from specdec.engine.attention import RowAttention
 from specdec.engine.batch import Layout
 from specdec.engine.padded import to_host
 from specdec.engine.quantize import Linear, Linears
+from specdec.engine.weights import held_bytes
 
 _names = itertools.count()
 _UNSERVED = ("softcap", "s_aux", "position_bias", "sinks")
@@ -42,6 +43,7 @@ class GenericModel:
             quantise(module, linears)
         if linears.dtype == "float64":
             _use_exact_norms(module)
+        self.weight_bytes = held_bytes([*module.parameters(), *module.buffers(), *linears.kept]) + linears.packed_bytes
         name = f"specdec_ragged_{next(_names)}"
         AttentionInterface.register(name, _bound(self))
         module.set_attn_implementation(name)

@@ -140,6 +140,9 @@ class KvStore:
         self._heads, self._dtype = heads, dtype
         self._room = KvBudget(total_tokens)
         self.total_tokens = self._room.total_tokens
+        self.device: torch.device | None = None
+        self.token_bytes = layers * 2 * heads * dim * dtype.itemsize
+        self.room_bytes = self.total_tokens * self.token_bytes
         self._slots: dict[int, Slot] = {}
         self._spare: list[Tensor] = []  # memory of branches that are gone
         self._names = itertools.count()

@@ -24,7 +24,7 @@ from specdec.engine.padded import HostPlan, Shape, to_host
 from specdec.engine.quantize import Linear, Linears
 from specdec.engine.replay import Replayer
 from specdec.engine.shape import LlamaShape
-from specdec.engine.weights import stacked
+from specdec.engine.weights import held_bytes, stacked
 
 Weights = Mapping[str, Tensor]
 REPLAYED_ROWS = 256  # longer steps are prefills: of many shapes, and worth their launches
@@ -43,7 +43,7 @@ class RmsNorm:
         exact = torch.float32 if dtype == torch.bfloat16 else dtype
         self._weight = weight.to(exact) * math.sqrt(size)
         self._floor = torch.tensor(math.sqrt(size * eps), dtype=exact, device=weight.device)
-        self._exact = exact
+        self._exact, self.kept = exact, (self._weight,)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., H] → the same"""
@@ -57,6 +57,7 @@ class FusedRmsNorm:
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
         self._weight, self._eps = weight.to(dtype), eps
+        self.kept = (self._weight,)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
@@ -98,6 +99,7 @@ class LeanModel:
         head = head if head_ids is None else head[head_ids]
         self._head, self._columns = linears.make(head), len(head)
         self._turns = _turns(shape, window, torch.complex128 if self._dtype == torch.float64 else torch.complex64).to(device)
+        self.weight_bytes = held_bytes([self._embedding, self._turns, *norms.kept, *linears.kept]) + linears.packed_bytes
         self._replayer = Replayer(self._logits_and_sums, device) if replays and device is not None else None
 
     def run(self, layout: Layout, plan: Any) -> Tensor:
@@ -185,15 +187,18 @@ def _turns(shape: LlamaShape, window: int, dtype: torch.dtype) -> Tensor:
 
 
 class _Norms:
-    """Makes the norms of one model."""
+    """Makes the norms of one model. `kept`: the tensors that they read."""
 
     def __init__(self, eps: float, dtype: torch.dtype, device: torch.device | None) -> None:
         self._eps, self._dtype, self._device = eps, dtype, device
+        self.kept: list[Tensor] = []
 
     def make(self, weight: Tensor) -> Norm:
         """weight [H], or [heads, H] with one norm per head."""
         kind = RmsNorm if self._device is None or weight.dim() > 1 else FusedRmsNorm
-        return kind(weight.to(self._device), self._eps, self._dtype)
+        norm = kind(weight.to(self._device), self._eps, self._dtype)
+        self.kept += norm.kept
+        return norm
 
 
 def _layer(shape: LlamaShape, weights: Weights, linears: Linears, norms: _Norms, i: int) -> Layer:

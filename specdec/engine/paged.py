@@ -46,6 +46,9 @@ class PagedStore:
         self._room = KvBudget(total_tokens)
         self.total_tokens = self._room.total_tokens
         self.pool = torch.zeros(layers, self._room.total_blocks + 1, BLOCK_TOKENS, 2 * heads, dim, dtype=dtype, device=device)
+        self.device: torch.device | None = device
+        self.token_bytes = layers * 2 * heads * dim * dtype.itemsize
+        self.room_bytes = self.pool.nbytes
         self._free = list(range(self._room.total_blocks, 0, -1))
         self._seen_by: Counter[int] = Counter()
         self._slots: dict[int, PagedSlot] = {}

@@ -21,6 +21,7 @@ from torch import Tensor
 
 PINS = 8  # columns for the two pins, padded so that rows stay aligned
 SLAB_ROWS = 8
+_PACKED_ROW = 12  # bytes that torch packs beside each row: scale, zero point and sum
 _TINY = 1e-12  # a row of zeros is divided by this
 log = logging.getLogger(__name__)
 
@@ -34,24 +35,33 @@ class Linear(Protocol):
 
 
 class Linears:
-    """Makes the products of one model; those of equal width share the rows they quantise into. One thread only."""
+    """Makes the products of one model; those of equal width share the rows they quantise into. One thread only.
+
+    `kept`: tensors that its products read; `packed_bytes`: weights that torch keeps packed, where no tensor shows them.
+    """
 
     def __init__(self, dtype: str, max_rows: int, device: torch.device | None = None) -> None:
         self.dtype, self._max_rows, self._device = dtype, max_rows, device  # None: this machine's CPU
         self.guard = Guard()
         self._rows: dict[int, QuantRows] = {}
+        self.kept: list[Tensor] = []
+        self.packed_bytes = 0
 
     def make(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [out, in], of any float dtype."""
-        if self._device is not None:
-            kind = getattr(torch, self.dtype)
-            return WholeLinear(weight.to(self._device, kind), None if bias is None else bias.to(self._device, kind))
-        if self.dtype != "int8":
-            kind = getattr(torch, self.dtype)
-            return SlabLinear(weight.to(kind), None if bias is None else bias.to(kind))
-        width = weight.shape[1]
+        if self.dtype == "int8" and self._device is None:
+            return self._quantised(weight, None if bias is None else bias.float())
+        kind = getattr(torch, self.dtype)
+        weight, bias = weight.to(self._device, kind), None if bias is None else bias.to(self._device, kind)
+        self.kept += [weight] if bias is None else [weight, bias]
+        return SlabLinear(weight, bias) if self._device is None else WholeLinear(weight, bias)
+
+    def _quantised(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        out, width = weight.shape
         if width not in self._rows:
             self._rows[width] = QuantRows(width, self._max_rows, self.guard)
+        self.kept += [] if bias is None else [bias]
+        self.packed_bytes += out * (width + PINS + _PACKED_ROW)
         return Int8Linear(weight, bias, self._rows[width])
 
 
@@ -85,7 +95,7 @@ class QuantRows:
 
 
 class Int8Linear:
-    """Weights in one symmetric 8-bit scale per output row."""
+    """Weights in one symmetric 8-bit scale per output row. `bias` float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, rows: QuantRows) -> None:
         scale = (weight.float().abs().amax(1) / 127).clamp(min=1e-8)
@@ -96,7 +106,7 @@ class Int8Linear:
             warnings.simplefilter("ignore", UserWarning)
             quantised = torch._make_per_channel_quantized_tensor(whole, scale.double(), zero, 0)
         self._packed = torch.ops.quantized.linear_prepack(quantised, None)
-        self._bias = None if bias is None else bias.float()
+        self._bias = bias
         self._rows = rows
         self._reduce_range = not has_vnni()
 

@@ -13,7 +13,9 @@ from specdec.engine.batch import Layout, Segment, check, lay_out
 
 
 class Model(Protocol):
-    """What computes: native.NativeModel, lean.LeanModel or generic.GenericModel."""
+    """What computes: native.NativeModel, lean.LeanModel or generic.GenericModel. `weight_bytes`: see api.Engine.memory."""
+
+    weight_bytes: int
 
     def run(self, layout: Layout, plan: Any) -> Tensor:
         """Logits of the scored rows [scored, columns] on the host, after writing keys and values of all rows, finite ones, into the slots.
@@ -23,7 +25,12 @@ class Model(Protocol):
 
 
 class Store(KvSlots, Protocol):
-    """Where keys and values are: kv.KvStore or paged.PagedStore."""
+    """Where keys and values are: kv.KvStore or paged.PagedStore. `room_bytes`: what they take at their bound; `token_bytes`: one token of
+    all layers; `device`: None = this machine's memory."""
+
+    room_bytes: int
+    token_bytes: int
+    device: torch.device | None
 
     @property
     def total_tokens(self) -> int: ...
@@ -42,6 +49,16 @@ class RaggedEngine:
 
     def __init__(self, info: EngineInfo, kv: Store, attention: Planner, model: Model) -> None:
         self.info, self.kv, self._attention, self._model = info, kv, attention, model
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        kv = self.kv
+        here = {"weights": self._model.weight_bytes, "kv": kv.room_bytes, "kv_used": kv.used_tokens * kv.token_bytes}
+        if kv.device is None or kv.device.type != "cuda":
+            return here
+        return {
+            **here, "device": torch.cuda.memory_allocated(kv.device), "device_peak": torch.cuda.max_memory_allocated(kv.device)
+        }  # fmt: skip
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> list[Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -126,6 +126,10 @@ class SimulatedEngine:
     @property
     def kv(self) -> SimulatedKv:
         return self._kv
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        return {"weights": 0, "kv": 0, "kv_used": 0}
 
     def forward(self, segments: Sequence[Segment]) -> list[Tensor]:
         info, kv = self.info, self._kv

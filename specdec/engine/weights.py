@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,25 @@ def read_draft_ids(folder: Path, vocab_size: int) -> tuple[int, ...] | None:
 def stacked(weights: Mapping[str, Tensor], names: Sequence[str]) -> Tensor | None:
     """Several tensors as one, rows behind rows; None where the model has none of them."""
     return torch.cat([weights[name] for name in names]) if names[0] in weights else None
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Of the memory that they lie on, on whatever device; a byte that several see counts once."""
+    ends: dict[torch.device, list[tuple[int, int]]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.data_ptr()
+            ends.setdefault(tensor.device, []).append((start, start + (last + 1) * tensor.element_size()))
+    return sum(_covered(ranges) for ranges in ends.values())
+
+
+def _covered(ranges: Sequence[tuple[int, int]]) -> int:
+    total, seen = 0, 0
+    for start, end in sorted(ranges):
+        total += max(0, end - max(start, seen))
+        seen = max(seen, end)
+    return total
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

@@ -1,7 +1,7 @@
 """What the metrics of one process hold, and how a scraper sees it. Knows no table and no port.
 
 A value costs a dictionary entry and a lock that nobody else wants: rounds by the thousand a second are counted where they happen. Reading
-is the scraper's work, on its thread. Prometheus' names: dots become underscores, seconds are named, counters end in `_total`.
+is the scraper's work, on its thread. Prometheus' names: dots become underscores, seconds and bytes are named, counters end in `_total`.
 
 Labels are closed sets by design (metrics.py). Should one not be, an instrument stops at MAX_SERIES: what is new then is counted under
 labels that all say `other`, and `left_out` tells how often, so that a mistake costs a label and not the memory.
@@ -23,6 +23,7 @@ LabelValue = str | int | bool
 Key = tuple[tuple[str, LabelValue], ...]
 MAX_SERIES = 256  # label sets of one instrument
 OTHER = "other"
+UNITS = {"s": "_seconds", "By": "_bytes"}  # how names end
 _TYPES = {Kind.COUNTER: "counter", Kind.UP_DOWN: "gauge", Kind.GAUGE: "gauge", Kind.HISTOGRAM: "histogram"}
 
 
@@ -49,8 +50,7 @@ class _Instrument:
         return tuple((name, OTHER) for name, _ in key)
 
     def family(self) -> Family:
-        suffix = "_seconds" if self.metric.unit == "s" else ""
-        return Family(self.name.replace(".", "_") + suffix, self.metric.description, _TYPES[self.metric.kind])
+        return Family(self.name.replace(".", "_") + UNITS.get(self.metric.unit, ""), self.metric.description, _TYPES[self.metric.kind])
 
 
 class Counter(_Instrument):

@@ -91,6 +91,11 @@ METRICS: dict[str, Metric] = {
     "specdec.prefix_cache.tokens": _gauge("{token}", "KV room that only the prefix cache holds; it counts as free."),
     "specdec.prefix_cache.asked_tokens": _counter("{token}", "Committed tokens that sessions began with and might have found in KV."),
     "specdec.prefix_cache.hit_tokens": _counter("{token}", "Those among them that were in KV already."),
+    "specdec.memory": _gauge(
+        "By",
+        "Memory of an engine by kind: weights; kv (room for keys and values), kv_used (booked of it); on a GPU device, device_peak.",
+        "kind",
+    ),
     "specdec.sessions": _gauge("{session}", "Sessions held."),
     "specdec.pool.endpoints": _gauge(
         "{endpoint}",

@@ -15,7 +15,7 @@ from specdec.engine.batch import Layout
 from specdec.engine.kv import KvStore
 from specdec.engine.native.kernels import Kernels, LayerStruct, LinearStruct, ModelStruct
 from specdec.engine.shape import LlamaShape
-from specdec.engine.weights import stacked
+from specdec.engine.weights import held_bytes, stacked
 
 PANEL = 64  # as in src/product.h
 _GATED = 32  # rows of gate, then as many of up
@@ -86,6 +86,7 @@ class NativeModel:
             norm=self._packer.floats(weights["model.norm.weight"]),
             head=self._packer.linear(head),
         )
+        self.weight_bytes = self._packer.held_bytes
         self._handle = kernels.open(model)
         weakref.finalize(self, kernels.close, self._handle)
 
@@ -130,6 +131,10 @@ class _Packer:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)
         self._memory = torch.frombuffer(pages, dtype=torch.uint8)
+
+    @property
+    def held_bytes(self) -> int:
+        return held_bytes([self._memory, *self._kept])
 
     def floats(self, tensor: Tensor, length: int | None = None) -> int:
         """Address of a float32 copy, with zeros behind it up to `length` numbers."""
