@@ -13,6 +13,8 @@ from specdec.bench.scrape import Samples, added, added_to
 from specdec.bench.whatif import Setting
 
 FEW_ROUNDS = 200  # with fewer rounds a service's counters say little
+FEW_BLOCKS = 100  # and with fewer blocks: what is kept of them is then known to ± 0.1 at the best
+NOT_ENOUGH = "not enough was seen"
 MANY_MISSES = 0.3
 MOST_K = 8
 
@@ -184,17 +186,22 @@ def counters(before: Mapping[str, Samples], after: Mapping[str, Samples]) -> Cou
 
 
 def of_service(told: Counters, draft_available: bool, k: int, change: Change) -> dict[str, Any]:
-    """`word`, `lines` in words, and the model behind them, if there is enough for one."""
+    """`word` of the verdict or NOT_ENOUGH, `lines` in words, and the model behind them, if there is enough for one."""
     if not draft_available:
         lines = ["no draft is connected: nothing can be said about speculation; start one, and send traffic"]
         return {"word": verdict.NEUTRAL, "lines": lines, "what_if": None}
     if told.rounds < FEW_ROUNDS:
-        lines = [f"only {told.rounds:.0f} rounds so far; send traffic and ask again (at least {FEW_ROUNDS})"]
-        return {"word": verdict.NEUTRAL, "lines": lines, "what_if": None}
+        lines = [f"{NOT_ENOUGH}: only {told.rounds:.0f} rounds so far; send traffic and ask again (at least {FEW_ROUNDS})"]
+        return {"word": NOT_ENOUGH, "lines": lines, "what_if": None}
     lines = [f"{told.rounds:.0f} rounds, {told.spec_rounds / told.rounds:.0%} of them with a block (up to {k} proposals)"]
     if not told.spec_rounds or told.engine_ms is None:
         lines.append("no block was verified: the service found that none pays, or requests ask for none (disable_spec_decode)")
         return {"word": verdict.NEUTRAL, "lines": lines, "what_if": None}
+    if told.spec_rounds < FEW_BLOCKS:
+        lines.append(
+            f"{NOT_ENOUGH}: {told.spec_rounds:.0f} rounds had a block; ask again after more traffic (at least {FEW_BLOCKS} tell what one gains)"
+        )
+        return {"word": NOT_ENOUGH, "lines": [*lines, *_troubles(told)], "what_if": None}
     block = max(1, round(told.drafted / told.spec_rounds))
     share = min(1.0, told.spec_rounds / told.rounds)
     setting = change.of(Setting(told.engine_ms, told.draft_step_ms or 0.0, told.alphas or (0.0,), host_ms=told.beside_ms))

@@ -132,9 +132,17 @@ def memory(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def most_of(told: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Entries of the same name become one, of the largest numbers."""
+    """Entries of the same name become one, of the largest numbers. `rest_mib` = of the peak, what is neither weights nor keys and values:
+    code, buffers, and on a GPU what its libraries keep; None where one of them was not told."""
     most: dict[str, dict[str, Any]] = {}
     for one in told:
         held = most.setdefault(one["name"], dict(one))
         held.update({key: max(held.get(key) or 0, value) for key, value in one.items() if isinstance(value, int | float)})
-    return list(most.values())
+    return [{**held, "rest_mib": _rest_mib(held)} for held in most.values()]
+
+
+def _rest_mib(held: Mapping[str, Any]) -> float | None:
+    """A GPU's room is taken as a whole; a CPU's where it is booked, and weights that are mapped are in the process's memory too."""
+    device = held.get("device_peak_mib")
+    peak, kv = (held.get("peak_mib"), held.get("kv_used_mib")) if device is None else (device, held.get("kv_mib"))
+    return None if peak is None or kv is None or "weights_mib" not in held else round(peak - held["weights_mib"] - kv, 1)

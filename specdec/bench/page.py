@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from specdec.bench import economics, plots, style, tables
+from specdec.bench import plots, style, tables
 
 SIGNS = {"pays": "▲ pays", "neutral": "● neutral", "costs": "▼ costs"}
 NO_PLOTS = "no figures in report.html: matplotlib is not installed here (pip install 'specdec[tools]')"
@@ -40,7 +40,7 @@ def page(report: Report) -> tuple[str, list[str]]:
         _advice(report),
         *([_section("Speed", drawn[:2])] if drawn[:2] else []),
         *([_section("Why", drawn[2:])] if drawn[2:] else []),
-        _memory(cells),
+        _memory(report.get("memory", [])),
         "<h2>Every cell</h2>" + "".join(map(_cell, cells)),
         _methods(report),
     ]
@@ -265,21 +265,21 @@ def _phases(ways: Mapping[str, Any]) -> str:
     return f"<h3>Milliseconds a round, by the services' metrics</h3>{_table(held, columns)}"
 
 
-def _memory(cells: Sequence[Mapping[str, Any]]) -> str:
-    told = economics.most_of(one for cell in cells for figure in cell["ways"].values() for one in figure["memory"])
+def _memory(told: Sequence[Mapping[str, Any]]) -> str:
     if not told:
         return "<h2>Memory</h2><p class='muted'>Nobody looked: --state DIR of `specdec up`, or --metrics, tells where to.</p>"
-    most = {one["name"]: one for one in told}
-    columns = (
-        ("before the first turn, MiB", lambda m: _whole(m.get("before_mib"))),
-        ("most resident", lambda m: _whole(m.get("resident_mib"))),
-        ("peak of the process", lambda m: _whole(m.get("peak_mib"))),
-        ("of it mapped files", lambda m: _whole(m.get("mapped_mib"))),
-        ("most of its KV room", lambda m: "" if m.get("kv_share") is None else f"{m['kv_share']:.1%}"),
+    (_, *titles), *rows = tables.memory(told)
+    head = "".join(f"<th>{_text(title)}</th>" for title in (*titles, "most of the KV room"))
+    shares = ("" if one.get("kv_share") is None else f"{one['kv_share']:.1%}" for one in told)
+    body = "".join(
+        f"<tr><td>{_text(name)}</td>{''.join(f'<td>{_text(value)}</td>' for value in (*values, share))}</tr>"
+        for (name, *values), share in zip(rows, shares, strict=True)
     )
     return (
-        f"<h2>Memory</h2>{_table(most, columns)}<p class='muted'>Before the first turn a process holds code and weights; what it grows by "
-        "are keys, values and buffers. The draft's line is what speculation costs in memory.</p>"
+        f'<h2>Memory</h2><div class="scroll"><table><tr><th>MiB</th>{head}</tr>{body}</table></div><p class="muted">Weights and keys and '
+        "values (KV) as the engine counts them, peak and mapped files as the system counts the process; rest is the peak without weights "
+        "and the KV in use: code, tokenizer, buffers. Before = resident before the first turn. On a GPU weights and KV lie there, and rest "
+        "is that of the GPU's peak. The draft's line is what speculation costs in memory.</p>"
     )
 
 
@@ -321,10 +321,6 @@ def _pair(ratio: Mapping[str, Any]) -> list[float] | None:
 
 def _some(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _whole(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}"
 
 
 def _text(value: Any) -> str:

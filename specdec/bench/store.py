@@ -2,7 +2,7 @@
 
 plan.json      what is measured, by whom and where; another sweep is refused in this folder
 runs.jsonl     a turn a line (record.py); a last line that was cut off is dropped
-report.json, report.csv, report.html    written at the end, and when it is interrupted
+report.json, report.csv, memory.csv, report.html    written at the end, and when it is interrupted
 
 Memory holds a place in the file for every turn, and the turns of one cell while they are looked at.
 """

@@ -18,6 +18,10 @@ WAY_COLUMNS = (
     "between_arrivals_ms_p99", "jitter_ms", "goodput_per_s", "goodput_share", "mean_acceptance_length", "mean_block", "share_with_block",
     "tokens_per_round", "hit_rate", "num_speculative_tokens", "adaptive",
 )  # fmt: skip
+MEMORY_COLUMNS = (  # key, title; MiB
+    ("weights_mib", "weights"), ("kv_used_mib", "KV used"), ("kv_mib", "KV room"), ("peak_mib", "peak"), ("rest_mib", "rest"),
+    ("before_mib", "before"), ("mapped_mib", "mapped"), ("device_mib", "GPU"), ("device_peak_mib", "GPU peak"),
+)  # fmt: skip
 COST_COLUMNS = ("plain_round_ms", "block_round_ms", "slot_ms", "constant_acceptance", "break_even_acceptance", "draft_budget_ms", "best_k")
 
 
@@ -69,6 +73,25 @@ def _slice(one: Mapping[str, Any] | None) -> str:
         return ""
     between = "" if one["low"] is None else f" ({one['low']:.2f} - {one['high']:.2f})"
     return f"{one['mean']:.2f}x{between} {one['word']}{'' if one['decided'] else '?'}"
+
+
+def memory(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Titles and one row a process, MiB; without columns that no process tells."""
+    columns = [(key, title) for key, title in MEMORY_COLUMNS if any(one.get(key) is not None for one in found)]
+    rows = [["MiB", *(title for _, title in columns)]]
+    for one in found:
+        rows.append([one["name"], *("" if one.get(key) is None else f"{one[key]:.0f}" for key, _ in columns)])
+    return rows
+
+
+def memory_csv(found: Sequence[Mapping[str, Any]]) -> str:
+    """A line for every process, MiB."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow(["name", "role", *(key for key, _ in MEMORY_COLUMNS), "kv_share"])
+    for one in found:
+        lines.writerow(["" if one.get(key) is None else one[key] for key in ("name", "role", *dict(MEMORY_COLUMNS), "kv_share")])
+    return out.getvalue()
 
 
 def advice(advised: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from specdec.bench.scrape import Samples, Total, added_to, scrape
 from specdec.errors import InvalidRequest, Unavailable
 
 ROUND, STEP = "specdec_round_duration_seconds", "specdec_step_duration_seconds"
-KV = "specdec_kv_cache_utilization"
+KV, MEMORY = "specdec_kv_cache_utilization", "specdec_memory_bytes"
 SOURCES = {  # phase → (role, histogram, label)
     "wire": ("orchestrator", ROUND, "wire"),
     "queue": ("orchestrator", ROUND, "queue"),
@@ -30,6 +30,7 @@ SOURCES = {  # phase → (role, histogram, label)
 ROLES = ("target", "draft", "orchestrator")
 SETTLE_S = 0.05  # metrics are recorded a moment after what they tell of
 SAMPLE_S = 0.5
+MIB = 1 << 20
 KIB_OF = {"VmRSS": "resident_mib", "VmHWM": "peak_mib", "RssFile": "mapped_mib"}
 
 
@@ -90,6 +91,7 @@ class Watch:
         self._processes = list(processes)
         self._before: dict[str, Samples] = {}
         self._kv: dict[str, float] = {}
+        self._engine: dict[str, dict[str, float]] = {}  # MiB by kind, the most of each
         self._first: dict[str, float] = {}
         self.missing: set[str] = set()  # processes whose metrics cannot be read
 
@@ -97,8 +99,9 @@ class Watch:
         await asyncio.sleep(SETTLE_S)
         after = await self._scraped()
         phases = {name: total for name in SOURCES if (total := self._phase(after, name)) is not None}
+        self._levels(after)
         self._before, told = after, self._memory()
-        self._kv = {}
+        self._kv, self._engine = {}, {}
         counts = Counter(process.role for process in self._processes)
         return {"processes": dict(counts), "memory": told, "phases": {name: [round(t.seconds, 6), t.count] for name, t in phases.items()}}
 
@@ -117,9 +120,16 @@ class Watch:
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_S)
-            for name, samples in (await self._scraped(("target", "draft"))).items():
-                level = sum(value for key, value in samples.items() if key[0] == KV)
-                self._kv[name] = max(self._kv.get(name, 0.0), level)
+            self._levels(await self._scraped(("target", "draft")))
+
+    def _levels(self, told: Mapping[str, Samples]) -> None:
+        for name, samples in told.items():
+            for (metric, labels), value in samples.items():
+                if metric == KV:
+                    self._kv[name] = max(self._kv.get(name, 0.0), value)
+                elif metric == MEMORY:
+                    most, kind = self._engine.setdefault(name, {}), f"{dict(labels).get('kind', 'other')}_mib"
+                    most[kind] = max(most.get(kind, 0.0), round(value / MIB, 2))
 
     async def _scraped(self, roles: Sequence[str] = ROLES) -> dict[str, Samples]:
         asked = [process for process in self._processes if process.metrics and process.role in roles]
@@ -146,12 +156,15 @@ class Watch:
         return Total(sum(t.seconds for t in told), sum(t.count for t in told)) if told else None
 
     def _memory(self) -> list[dict[str, Any]]:
-        """`before_mib` = before the first turn: code and weights; `kv_share` = the most of the room for keys and values that was in use."""
+        """`before_mib` = before the first turn: code and weights; `kv_share` = the most of the room for keys and values that was in use.
+        What an engine tells of itself: `weights_mib`; `kv_mib`, that room; `kv_used_mib`, the most that was booked of it; on a GPU
+        `device_mib` and `device_peak_mib`."""
         found = []
         for process in self._processes:
             held = memory_of(process.pid) if process.pid else {}
             kv = {"kv_share": round(self._kv[process.name], 4)} if process.name in self._kv else {}
-            if held or kv:
+            engine = self._engine.get(process.name, {})
+            if held or kv or engine:
                 before = {"before_mib": self._first[process.name]} if self._first.get(process.name) else {}
-                found.append({"name": process.name, "role": process.role, **before, **held, **kv})
+                found.append({"name": process.name, "role": process.role, **before, **held, **engine, **kv})
         return found

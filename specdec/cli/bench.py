@@ -166,6 +166,8 @@ def _show(work: _Work) -> int:
     if found["slices"]:
         print(paint.table(tables.slices(found["slices"])))
     print("\n".join(found["summary"]["sentences"]))
+    if found["memory"]:
+        print(paint.table(tables.memory(found["memory"])))
     for note in found["notes"]:
         print(f"note: {note}")
     if not work.outcome.complete:
@@ -192,6 +194,7 @@ def _write(found: dict[str, Any], work: _Work) -> list[str]:
     written = [
         work.store.write("report.json", json.dumps(found) + "\n"),
         work.store.write("report.csv", tables.as_csv(found["cells"])),
+        *([work.store.write("memory.csv", tables.memory_csv(found["memory"]))] if found["memory"] else []),
         work.store.write("report.html", text),
     ]
     return [*notes, *(f"written: {path}" for path in written)]

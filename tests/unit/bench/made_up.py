@@ -58,7 +58,8 @@ def one_of(answer: Said) -> dict[str, Any]:
 def seen(way: str) -> dict[str, Any]:
     """As watch.py tells it: a second of a turn's engine, a draft that is busy for 1.7 s."""
     phases = {"wire": [0.05, 50], "queue": [0.01, 50], "engine": [1.0, 50], "sample": [0.02, 50], "wait": [0.03, 50], "text": [0.01, 50]}
-    memory = [{"name": "target-0", "role": "target", "before_mib": 500.0, "resident_mib": 600.0, "peak_mib": 640.0, "mapped_mib": 200.0}]
+    memory = [{"name": "target-0", "role": "target", "before_mib": 500.0, "resident_mib": 600.0, "peak_mib": 640.0, "mapped_mib": 200.0,
+               "weights_mib": 400.0, "kv_mib": 377.5, "kv_used_mib": 80.0, "kv_share": 0.212}]  # fmt: skip
     return {"processes": {"target": 1, "draft": 1}, "memory": memory, "phases": {**phases, "draft": [1.7 * (way != NONE), 200]}}
 
 

@@ -168,23 +168,28 @@ def test_memory_and_ports_of_processes(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InvalidRequest, match="--metrics"):
         watch.of_metrics("painter=a:1")
 
-    now = {"draft=a": 1.0}
+    now = {"draft=a": 1.0, "kv_used": 2.0}
 
     async def told(address: str) -> Any:
         if address == "gone:1":
             raise Unavailable("no")
         name = ("specdec_step_duration_seconds_sum", frozenset[tuple[str, str]]())
-        return {name: now["draft=a"], ("specdec_step_duration_seconds_count", frozenset[tuple[str, str]]()): 10 * now["draft=a"]}
+        kinds = {"weights": 64.5, "kv": 512.0, "kv_used": now["kv_used"]}
+        memory = {("specdec_memory_bytes", frozenset({("kind", kind)})): mib * 2**20 for kind, mib in kinds.items()}
+        return {**memory, name: now["draft=a"], ("specdec_step_duration_seconds_count", frozenset[tuple[str, str]]()): 10 * now["draft=a"]}
 
     async def looked() -> Any:
         both = Watch([Process("draft", "draft-0", os.getpid(), "a:1"), Process("draft", "draft-1", None, "gone:1")])
         async with both.sampling():
-            now["draft=a"] = 3.5
+            now.update({"draft=a": 3.5, "kv_used": 7.0})
             seen = await both.look()
+            now["kv_used"] = 3.0
             return both, seen, await both.look()
 
     monkeypatch.setattr(watch, "scrape", told)
     both, seen, again = asyncio.run(looked())
     assert seen["phases"]["draft"] == [2.5, 25.0] and again["phases"]["draft"] == [0.0, 0.0] and both.missing == {"draft-1"}
     assert seen["processes"] == {"draft": 2} and seen["memory"][0]["before_mib"] > 1
+    told_of = [{kind: one["memory"][0][f"{kind}_mib"] for kind in ("weights", "kv", "kv_used")} for one in (seen, again)]
+    assert told_of == [{"weights": 64.5, "kv": 512.0, "kv_used": 7.0}, {"weights": 64.5, "kv": 512.0, "kv_used": 3.0}], "of one turn each"
     assert Turn(Cell(1, 0.0), 0, FIXED) != Turn(GRID.cells[0], 0, FIXED)

@@ -12,7 +12,7 @@ import pytest
 import scipy.stats
 
 from specdec.bench import advice, economics, tables, verdict
-from specdec.bench.advice import Change
+from specdec.bench.advice import Change, Counters
 from specdec.bench.experiment import Experiment
 from specdec.bench.report import Asked
 from specdec.bench.scrape import parse
@@ -132,6 +132,32 @@ def test_time_memory_and_drafts_by_what_was_seen(found: dict[str, Any]) -> None:
     assert cell(found, "1 stream, T = 0, code")["verdict"]["advised"]["drafts"] == economics.drafts_needed(busy, 1)
 
 
+def test_memory_of_processes_in_parts() -> None:
+    """The most of every process; what is left of the peak; nothing where a part was not told."""
+    target = {"name": "target-0", "role": "target", "peak_mib": 900.0, "resident_mib": 800.0, "weights_mib": 500.25, "kv_mib": 400.0}
+    seen = [
+        {**target, "kv_used_mib": 90.0, "kv_share": 0.2},
+        {**target, "kv_used_mib": 110.0, "peak_mib": 950.0},
+        {"name": "draft-0", "role": "draft", "peak_mib": 300.0, "weights_mib": 700.0, "kv_mib": 200.0, "kv_used_mib": 5.0,
+         "device_mib": 910.0, "device_peak_mib": 1000.0},
+        {"name": "orchestrator-0", "role": "orchestrator", "peak_mib": 120.0},
+    ]  # fmt: skip
+    parts = economics.most_of(seen)
+    assert [one["rest_mib"] for one in parts] == [339.8, 100.0, None], "on a GPU of the GPU's peak, where all of the room is taken"
+    assert economics.most_of([*parts, *seen]) == parts, "also of what was put together before"
+    titles, *rows = tables.memory(parts)
+    assert titles == ["MiB", "weights", "KV used", "KV room", "peak", "rest", "GPU", "GPU peak"]
+    assert rows[0] == ["target-0", "500", "110", "400", "950", "340", "", ""] and rows[2] == ["orchestrator-0", *[""] * 3, "120", *[""] * 3]
+    target_line, draft_line, _ = csv.DictReader(io.StringIO(tables.memory_csv(parts)))
+    assert (target_line["weights_mib"], target_line["kv_used_mib"], target_line["kv_share"]) == ("500.25", "110.0", "0.2")
+    assert (draft_line["name"], draft_line["role"], draft_line["device_peak_mib"], draft_line["before_mib"]) == (
+        "draft-0",
+        "draft",
+        "1000.0",
+        "",
+    )
+
+
 def test_where_it_stops_paying_as_load_grows() -> None:
     experiment: Experiment = replace(GRID, kinds=("code",), concurrencies=(1, 4, 16), ways=(NONE, FIXED))
     (point,) = made_up(runs(experiment), experiment)["break_even_load"]
@@ -233,3 +259,17 @@ def test_advice_from_a_running_service() -> None:
     twice = advice.counters({"orchestrator": parse(METRICS)}, {"orchestrator": parse(METRICS)})
     assert "only 0 rounds" in advice.of_service(twice, True, 3, Change())["lines"][0]
     assert "no draft" in advice.of_service(told, False, 3, Change())["lines"][0]
+
+
+def test_a_few_blocks_are_no_verdict() -> None:
+    """However good they were: of a small sample with 8 % of rounds that had a block nothing is said to pay."""
+    few = Counters(200, 16, 48, 40, kept=(15, 14, 11), draftless={"off": 184}, engine_ms=20.0)
+    found = advice.of_service(few, True, 3, Change(target_step_ms=20.0))
+    text = "\n".join(found["lines"])
+    assert (found["word"], found["what_if"]) == (advice.NOT_ENOUGH, None) and "modelled" not in text
+    assert "not enough was seen: 16 rounds had a block" in text and "chose no block" in text, "and why there were so few"
+    least = float(advice.FEW_BLOCKS)
+    enough = replace(few, rounds=least / 0.08, spec_rounds=least, drafted=3 * least, accepted=2.5 * least, kept=(94.0, 88.0, 69.0))
+    assert advice.of_service(enough, True, 3, Change())["word"] == PAYS
+    short = advice.of_service(replace(few, rounds=100.0, spec_rounds=100.0), True, 3, Change())
+    assert short["word"] == advice.NOT_ENOUGH and "not enough was seen: only 100 rounds" in short["lines"][0]

@@ -52,7 +52,7 @@ def test_native() -> None:
 
 
 def test_int8_of_torch() -> None:
-    """Eight columns of pins; a scale, a zero point and a sum for each row. The generic path has query, key and value apart: as many rows."""
+    """Eight columns of pins; a scale, a zero point and a sum for each row."""
     packed = sum(out * (wide + 8 + 12) for out, wide in [*MATRICES * LAYERS, (VOCAB, HIDDEN)])
     assert built(dtype="int8", native=False).memory["weights"] == packed + 4 * (NORMS + TABLE + WINDOW * 2 * PAIRS)
     unpacked = built(dtype="int8", path="generic").memory["weights"] - packed
