@@ -198,9 +198,7 @@ def of_service(told: Counters, draft_available: bool, k: int, change: Change) ->
         lines.append("no block was verified: the service found that none pays, or requests ask for none (disable_spec_decode)")
         return {"word": verdict.NEUTRAL, "lines": lines, "what_if": None}
     if told.spec_rounds < FEW_BLOCKS:
-        lines.append(
-            f"{NOT_ENOUGH}: {told.spec_rounds:.0f} rounds had a block; ask again after more traffic (at least {FEW_BLOCKS} tell what one gains)"
-        )
+        lines.append(f"{NOT_ENOUGH}: {told.spec_rounds:.0f} rounds had a block; send traffic and ask again (at least {FEW_BLOCKS} of them)")
         return {"word": NOT_ENOUGH, "lines": [*lines, *_troubles(told)], "what_if": None}
     block = max(1, round(told.drafted / told.spec_rounds))
     share = min(1.0, told.spec_rounds / told.rounds)
