@@ -80,6 +80,16 @@ def test_room_for_keys_and_values() -> None:
     assert paged.room_bytes == (960 + 64) * TOKEN * 4 and paged.token_bytes == TOKEN * 4, "and the block of zeros"
 
 
+def test_on_a_gpu_what_is_allocated_there_comes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the device that holds the room."""
+    engine, device = built(dtype="float32"), torch.device("cuda", 0)
+    here = dict(engine.memory)
+    monkeypatch.setattr(engine.kv, "device", device, raising=True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", {device: 5000}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {device: 7000}.__getitem__)
+    assert engine.memory == {**here, "device": 5000, "device_peak": 7000}
+
+
 def test_simulated() -> None:
     words = Vocabulary(size=VOCAB, fingerprint=b"f", eos_ids=(2,), max_model_len=None)
     assert set(simulated_engine(EngineConfig(path="sim"), words).memory.values()) == {0}
