@@ -27,6 +27,6 @@ class Speculation:
         if enabled:
             log.info("speculation is on")
         elif self._configured:
-            log.warning("speculation is off: no draft can be used (SPECDEC_DRAFTS), the targets decide alone")
+            log.warning("speculation is off: every draft is away or shut out, the targets decide alone")
         else:
             log.info("speculation is off: SPECDEC_DRAFTS names no draft, the targets decide alone")

@@ -6,7 +6,7 @@ Rules
 2. The way that decides more tokens per ms is taken, by what was measured at this load (regime.py) and what the sessions gain now. To begin
    speculating it must be better by HYSTERESIS: where both are alike, the way that needs less is.
 3. Measurements age. The other way is tried now and then, for some rounds of every session; the more it would lose the more rarely, and
-   ever more rarely while it goes on losing: trying costs at most about PROBE_SHARE of the tokens.
+   ever more rarely while it goes on losing: in the long run trying costs at most about PROBE_SHARE of the tokens.
 4. A round counts only if it began and ended under one way, and not as the first after a change.
 """
 
@@ -28,6 +28,7 @@ PROBE_ROUNDS = 10  # of every session
 HOPELESS, HOPELESS_ROUNDS = 0.8, 2  # a try that is worse than this share of the usual way ends after so many rounds of every session
 MOST_PROBE_MS = 2000.0
 FIRST_INTERVAL_MS, LAST_INTERVAL_MS = 2000.0, 120_000.0
+MOST_GROWTH = 4.0  # of the interval, from one try to the next: a single bad one may have met a system that was just starting
 MIN_READY, FIRST_READY, FEW = 0.05, 0.5, 8  # share of commits that find proposals: at least, and before so many were seen
 CHOOSE_EVERY_MS = 10.0
 CURIOUS_EVERY_MS, MOST_TRIES = 200.0, 4
@@ -236,7 +237,8 @@ class Machine:
             load.interval_ms = FIRST_INTERVAL_MS
         else:
             loss = max(0.02, 1 - other / max(mine, 1e-9))
-            load.interval_ms = min(LAST_INTERVAL_MS, max(1.5 * load.interval_ms, took * loss / PROBE_SHARE))
+            due = min(MOST_GROWTH * load.interval_ms, took * loss / PROBE_SHARE)
+            load.interval_ms = min(LAST_INTERVAL_MS, max(1.5 * load.interval_ms, due))
         load.due_ms = self._busy_ms + load.interval_ms
 
     def _rates(self, load: _Load) -> tuple[float, float]:

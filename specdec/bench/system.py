@@ -129,9 +129,14 @@ class Services:
             self.end(service)
 
 
-def default_pins() -> dict[str, str]:
-    """The target has a core to itself; draft and orchestrator share the next. Nothing is pinned on one core."""
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+def own_cpus() -> list[int]:
+    """Those that this process may use; none where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def default_pins(cpus: Sequence[int] | None = None) -> dict[str, str]:
+    """The target has a core to itself; draft and orchestrator share the next. Nothing is pinned on one core. `cpus`: default own_cpus()."""
+    cpus = own_cpus() if cpus is None else cpus
     return {"target": str(cpus[0]), "draft": str(cpus[1]), "orchestrator": str(cpus[1])} if len(cpus) > 1 else {}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec.bench.system import default_pins
 from specdec.cli import paint, system
 from specdec.cli.connection import credentials_of
 from specdec.cli.supervisor import LOADING, Interrupted, Supervisor
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         draft_model=arguments.draft_model.absolute(),
         num_speculative_tokens=arguments.num_speculative_tokens,
         speculative_fanout=arguments.speculative_fanout,
-        pins=default_pins(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []),
+        pins=default_pins(),
     )
     chosen.check()
     _sampling(arguments).check(1)  # before models are loaded
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         Supervisor(Path(logs), _teller(began, sys.stdout.isatty())) as supervisor,
     ):
         _say(paint.heading("Starting a target, a draft and an orchestrator", colour))
-        _say(f"  target: {arguments.target_model}, draft: {arguments.draft_model}, {_placed(chosen.pins)}")
+        _say(f"  target: {arguments.target_model}, draft: {arguments.draft_model}, {placed(chosen.pins)}")
         try:
             children = chosen.start(supervisor)
             with supervisor.interruptible():
@@ -96,14 +96,7 @@ def _sampling(arguments: argparse.Namespace) -> SamplingParams:
     return SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens)
 
 
-def default_pins(cpus: Sequence[int]) -> dict[str, str]:
-    """The target has a core to itself; draft and orchestrator share the next. Nothing is pinned on one core."""
-    if len(cpus) < 2:
-        return {}
-    return {"target": str(cpus[0]), "draft": str(cpus[1]), "orchestrator": str(cpus[1])}
-
-
-def _placed(pins: dict[str, str]) -> str:
+def placed(pins: dict[str, str]) -> str:
     return "; ".join(f"{role} on core {cpu}" for role, cpu in pins.items()) or "all on one core: expect little"
 
 

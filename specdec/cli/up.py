@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from specdec.bench.system import default_pins, own_cpus
 from specdec.cli import authority, system
 from specdec.cli.keeper import Keeper
 from specdec.cli.pids import identify
@@ -36,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--targets", type=int, default=1, metavar="N", help="target processes (default: %(default)s)")
     parser.add_argument("--drafts", type=int, default=1, metavar="M", help="draft processes, 0 = no speculation (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, metavar="P", help="port of the orchestrator (default: any free one)")
-    parser.add_argument("--pin", default="", metavar="ROLE=CPU,…", help="CPUs per role, e.g. target=0,draft=1,orchestrator=1")
+    pin = "CPUs per role, e.g. target=0,draft=1,orchestrator=1; '' = none (default: as shown for one target and one draft on two CPUs)"
+    parser.add_argument("--pin", metavar="ROLE=CPU,…", help=pin)
     parser.add_argument("--detach", action="store_true", help="return when the system serves; needs --state")
     parser.add_argument("--state", type=Path, metavar="DIR", help="folder for endpoint, processes.json and logs")
     parser.add_argument("--tls", action="store_true", help="mutual TLS between all of them, with an authority of its own; needs --state")
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_speculative_tokens=arguments.num_speculative_tokens,
         speculative_fanout=arguments.speculative_fanout,
         port=arguments.port,
-        pins=parse_pins(arguments.pin),
+        pins=_pins(arguments),
         tls=arguments.state.absolute() / TLS if arguments.tls and arguments.state else None,
     )
     if arguments.tls and chosen.tls is None:
@@ -69,6 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
         with state.free():
             state.take(identify(os.getpid()))
     return _supervise(chosen, state, not arguments.no_restart, arguments.report_fd)
+
+
+def _pins(arguments: argparse.Namespace) -> dict[str, str]:
+    """Two processes that take turns on both of two cores are never ready for each other. With more there is room for everybody."""
+    if arguments.pin is not None:
+        return parse_pins(arguments.pin)
+    cpus = own_cpus()
+    alone = arguments.targets == arguments.drafts == 1 and len(cpus) == 2
+    return default_pins(cpus) if alone and "SPECDEC_CPU_AFFINITY" not in os.environ else {}
 
 
 def _count(flag: str, value: int, low: int) -> int:
@@ -102,7 +113,8 @@ def _supervise(chosen: System, state: State | None, restart: bool, report_fd: in
 
 def _start_and_keep(supervisor: Supervisor, chosen: System, state: State | None, restart: bool, report_fd: int) -> int:
     try:
-        tell(f"starting {chosen.targets} target(s), {chosen.drafts} draft(s); loading the models takes some seconds")
+        pinned = "".join(f"; {role} on CPU {cpu}" for role, cpu in chosen.pins.items())
+        tell(f"starting {chosen.targets} target(s), {chosen.drafts} draft(s){pinned}; loading the models takes some seconds")
         children = chosen.start(supervisor)
     except Interrupted:
         tell("stopping; it did not serve yet")

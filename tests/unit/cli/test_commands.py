@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec.cli import demo, paint
+from specdec.bench.system import default_pins
+from specdec.cli import demo, paint, up
 from specdec.cli.main import main
 from specdec.cli.system import System, parse_pins
 from specdec.errors import InvalidRequest
@@ -73,7 +75,7 @@ def test_pins() -> None:
     for bad in ("target", "target=", "target=a", "other=1"):
         with pytest.raises(InvalidRequest):
             parse_pins(bad)
-    assert demo.default_pins([0]) == {} and demo.default_pins([3, 5, 7]) == {"target": "3", "draft": "5", "orchestrator": "5"}
+    assert default_pins([0]) == {} and default_pins([3, 5, 7]) == {"target": "3", "draft": "5", "orchestrator": "5"}
 
 
 def test_plans_carry_only_known_settings() -> None:
@@ -122,3 +124,25 @@ def test_long_texts_are_shown_once() -> None:
 
 def test_table() -> None:
     assert paint.table([["a", "b"], ["long", "1"]]) == "a     b\n----  -\nlong  1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpus", "pinned"),
+    [
+        ([], [2, 5], True),
+        (["--pin", ""], [2, 5], False),
+        (["--drafts", "2"], [2, 5], False),
+        (["--drafts", "0"], [2, 5], False),
+        ([], [0], False),
+        ([], [0, 1, 2], False),
+    ],
+)
+def test_up_shares_two_cpus_out(monkeypatch: pytest.MonkeyPatch, flags: list[str], cpus: list[int], pinned: bool) -> None:
+    """One target and one draft that take turns on both would never be ready for each other."""
+    monkeypatch.delenv("SPECDEC_CPU_AFFINITY", raising=False)
+    monkeypatch.setattr(up, "own_cpus", lambda: cpus)
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    assert up._pins(parser.parse_args(flags)) == ({"target": "2", "draft": "5", "orchestrator": "5"} if pinned else {})
+    monkeypatch.setenv("SPECDEC_CPU_AFFINITY", "1")
+    assert up._pins(parser.parse_args(flags)) == {}
