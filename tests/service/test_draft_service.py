@@ -315,5 +315,6 @@ async def test_metrics_are_served(process: Process, stream: Stream) -> None:
         "specdec_batch_size",
         "specdec_sessions",
         "specdec_kv_cache_utilization",
+        "specdec_memory_bytes",
     ):
         assert name in text, name

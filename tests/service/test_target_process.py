@@ -211,6 +211,7 @@ async def test_health_reflection_and_metrics(target: TargetProcess) -> None:
         "specdec_batch_size",
         "specdec_queue_duration",
         "specdec_kv_cache_utilization",
+        "specdec_memory_bytes",
         "specdec_round_duration",
         "specdec_sessions",
     ):
