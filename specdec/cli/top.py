@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -150,12 +151,27 @@ def _live(arguments: argparse.Namespace, before: Look, look_again: Callable[[], 
     """On the terminal's other screen, so that the one before is there again whatever ends this."""
     from rich.live import Live
 
-    with Live(_group(tables(before, before)), screen=True, auto_refresh=False) as live:
+    with _heard_interrupts(), Live(_group(tables(before, before)), screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(arguments.interval)
             after = look_again()
             live.update(_group(tables(before, after)), refresh=True)
             before = after
+
+
+@contextlib.contextmanager
+def _heard_interrupts() -> Iterator[None]:
+    """Ctrl-C ends the view wherever it is. `asyncio.run` leaves a handler alone that is not Python's own; with its own it cancels the look
+    of that moment, which may just be over, and the Ctrl-C with it."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _group(found: Sequence[Table]) -> Group:
