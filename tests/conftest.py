@@ -16,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from tests.tools import require_model  # noqa: E402
 
 TESTS = Path(__file__).resolve().parent
-BUDGET_MINUTES = {"unit": 4, "pair": 4, "faults": 6, "parameters": 2, "chart": 3, "clients": 2}
+BUDGET_MINUTES = {"unit": 6, "pair": 3, "faults": 7, "parameters": 2, "chart": 3, "clients": 1}
 MARKED_BY_FOLDER = {"unit": "unit", "scenarios": "unit", "helm": "chart"}
 BUDGET = "budget"
 PAIR_MODELS = ("smollm2-135m", "smollm2-draft")

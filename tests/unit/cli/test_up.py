@@ -224,7 +224,7 @@ def test_a_system_that_starts_is_known_and_goes_when_told(model: Path, specdec: 
             assert "stopped 1 process\n" in specdec("down", "--state", str(state)).stdout
         else:
             os.killpg(up.pid, signal.SIGINT)
-        _, errors = up.communicate(timeout=20)
+        _, errors = up.communicate(timeout=60)
         assert up.returncode == (2 if end == "down" else 130)
         assert f"{state / 'up.log'} says how far it is" in errors and ("did not serve yet" in errors) is (end == "down")
         assert not supervisor.alive and not (state / "supervisor.json").exists()
