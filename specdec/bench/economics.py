@@ -133,7 +133,7 @@ def memory(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def most_of(told: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Entries of the same name become one, of the largest numbers. `rest_mib` = of the peak, what is neither weights nor keys and values:
-    code, buffers, and on a GPU what its libraries keep; None where one of them was not told."""
+    code, buffers, what loading took for a moment, on a GPU what its libraries keep; None where one of them was not told."""
     most: dict[str, dict[str, Any]] = {}
     for one in told:
         held = most.setdefault(one["name"], dict(one))

@@ -278,8 +278,9 @@ def _memory(told: Sequence[Mapping[str, Any]]) -> str:
     return (
         f'<h2>Memory</h2><div class="scroll"><table><tr><th>MiB</th>{head}</tr>{body}</table></div><p class="muted">Weights and keys and '
         "values (KV) as the engine counts them, peak and mapped files as the system counts the process; rest is the peak without weights "
-        "and the KV in use: code, tokenizer, buffers. Before = resident before the first turn. On a GPU weights and KV lie there, and rest "
-        "is that of the GPU's peak. The draft's line is what speculation costs in memory.</p>"
+        "and the KV in use: code, tokenizer, buffers, and what loading the model took for a moment. Before and resident = what it held "
+        "before the first turn and at the most when a turn ended. On a GPU weights and KV lie there, and rest is that of the GPU's peak. "
+        "The draft's line is what speculation costs in memory.</p>"
     )
 
 

@@ -20,7 +20,8 @@ WAY_COLUMNS = (
 )  # fmt: skip
 MEMORY_COLUMNS = (  # key, title; MiB
     ("weights_mib", "weights"), ("kv_used_mib", "KV used"), ("kv_mib", "KV room"), ("peak_mib", "peak"), ("rest_mib", "rest"),
-    ("before_mib", "before"), ("mapped_mib", "mapped"), ("device_mib", "GPU"), ("device_peak_mib", "GPU peak"),
+    ("before_mib", "before"), ("resident_mib", "resident"), ("mapped_mib", "mapped"),
+    ("device_mib", "GPU"), ("device_peak_mib", "GPU peak"),
 )  # fmt: skip
 COST_COLUMNS = ("plain_round_ms", "block_round_ms", "slot_ms", "constant_acceptance", "break_even_acceptance", "draft_budget_ms", "best_k")
 

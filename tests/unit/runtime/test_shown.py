@@ -17,7 +17,7 @@ from specdec.runtime.telemetry import Telemetry
 pytestmark = pytest.mark.unit
 
 SEEN = frozenset(
-    ["reason", "origin", "position", "outcome", "guess", "phase", "pool", "state", "signal", "fingerprint"]
+    ["reason", "origin", "position", "outcome", "guess", "phase", "pool", "state", "signal", "fingerprint", "kind"]
 )  # labels whose values this code chooses, one of a few
 
 
