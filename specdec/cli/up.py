@@ -21,6 +21,7 @@ from specdec.cli.state import TLS, ProcessEntry, State
 from specdec.cli.supervisor import START_TIMEOUT_S, Child, Interrupted, Supervisor, tail
 from specdec.cli.system import HOST, System, parse_pins
 from specdec.errors import InvalidRequest, Unavailable
+from specdec.runtime.settings import from_environment
 
 HELP = "start targets, drafts and an orchestrator on this machine"
 LOG = "up.log"
@@ -79,7 +80,7 @@ def _pins(arguments: argparse.Namespace) -> dict[str, str]:
         return parse_pins(arguments.pin)
     cpus = own_cpus()
     alone = arguments.targets == arguments.drafts == 1 and len(cpus) == 2
-    return default_pins(cpus) if alone and "SPECDEC_CPU_AFFINITY" not in os.environ else {}
+    return default_pins(cpus) if alone and not from_environment("SPECDEC_CPU_AFFINITY") else {}
 
 
 def _count(flag: str, value: int, low: int) -> int:
