@@ -15,6 +15,7 @@ from specdec.bench.whatif import Setting
 FEW_ROUNDS = 200  # with fewer rounds a service's counters say little
 FEW_BLOCKS = 100  # and with fewer blocks: what is kept of them is then known to ± 0.1 at the best
 NOT_ENOUGH = "not enough was seen"
+MAY_PAY = "may pay"  # at best: what the rows of a block cost is not known
 MANY_MISSES = 0.3
 MOST_K = 8
 
@@ -186,7 +187,7 @@ def counters(before: Mapping[str, Samples], after: Mapping[str, Samples]) -> Cou
 
 
 def of_service(told: Counters, draft_available: bool, k: int, change: Change) -> dict[str, Any]:
-    """`word` of the verdict or NOT_ENOUGH, `lines` in words, and the model behind them, if there is enough for one."""
+    """`word` of the verdict, MAY_PAY or NOT_ENOUGH, `lines` in words, and the model behind them, if there is enough for one."""
     if not draft_available:
         lines = ["no draft is connected: nothing can be said about speculation; start one, and send traffic"]
         return {"word": verdict.NEUTRAL, "lines": lines, "what_if": None}
@@ -219,6 +220,8 @@ def of_service(told: Counters, draft_available: bool, k: int, change: Change) ->
         "`specdec bench --endpoint …` measures it, with and without, and compares texts",
     ]  # fmt: skip
     word, _ = verdict.word_of(ratio, ratio, ratio)
+    if word == verdict.PAYS and change.target_step_ms is None:
+        word = MAY_PAY  # the ratio is an upper bound
     return {
         "word": word,
         "lines": [*lines, f"{word} (modelled)"],

@@ -251,7 +251,7 @@ def test_advice_from_a_running_service() -> None:
     assert told.alphas == pytest.approx((0.8, 0.625, 0.4)) and told.beside_ms == pytest.approx(1.0)
     found = advice.of_service(told, True, 3, Change())
     length = 1 + 0.8 + 0.5 + 0.2
-    assert found["word"] == PAYS and found["ratio"] == pytest.approx(0.8 * length + 0.2, abs=0.001)
+    assert found["word"] == advice.MAY_PAY and found["ratio"] == pytest.approx(0.8 * length + 0.2, abs=0.001)
     text = "\n".join(found["lines"])
     assert "modelled" in text and "another draft" in text and "3 requests wait" in text
     dear = advice.of_service(told, True, 3, Change(target_step_ms=6.0))
@@ -270,6 +270,6 @@ def test_a_few_blocks_are_no_verdict() -> None:
     assert "not enough was seen: 16 rounds had a block" in text and "chose no block" in text, "and why there were so few"
     least = float(advice.FEW_BLOCKS)
     enough = replace(few, rounds=least / 0.08, spec_rounds=least, drafted=3 * least, accepted=2.5 * least, kept=(94.0, 88.0, 69.0))
-    assert advice.of_service(enough, True, 3, Change())["word"] == PAYS
+    assert advice.of_service(enough, True, 3, Change())["word"] == advice.MAY_PAY
     short = advice.of_service(replace(few, rounds=100.0, spec_rounds=100.0), True, 3, Change())
     assert short["word"] == advice.NOT_ENOUGH and "not enough was seen: only 100 rounds" in short["lines"][0]

@@ -60,7 +60,7 @@ def test_of_a_result_and_what_if(result: Path, capsys: pytest.CaptureFixture[str
 def test_of_a_running_service(endpoint: str, metrics: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "--endpoint", endpoint, "--metrics", metrics]) == 0
     text = capsys.readouterr().out
-    assert "1000 rounds, 80% of them with a block" in text and "pays (modelled)" in text
+    assert "1000 rounds, 80% of them with a block" in text and "may pay (modelled)" in text
     state = [{"role": "orchestrator", "pid": 1, "port": 2, "metrics_port": int(metrics.partition(":")[2])}]
     (tmp_path / "processes.json").write_text(json.dumps(state))
     (tmp_path / "endpoint").write_text(endpoint + "\n")
