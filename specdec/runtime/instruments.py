@@ -166,12 +166,16 @@ class Instruments:
         """What these hold now, by name; those that were never made are missing."""
         return {name: self._all[name].read() for name in names if name in self._all}
 
+    def read(self) -> Iterator[tuple[str, Metric, Family]]:
+        """All of them: name and row of the table, what is held now."""
+        for name, instrument in list(self._all.items()):
+            yield name, instrument.metric, instrument.read()
+
     def collect(self) -> Iterator[Family]:
         info = Family("target_info", "Target metadata", "gauge")
         info.add_sample("target_info", self._resource, 1.0)
         yield info
-        for instrument in list(self._all.values()):
-            family = instrument.read()
+        for _, _, family in self.read():
             if family.samples:
                 yield family
 

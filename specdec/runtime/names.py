@@ -8,7 +8,7 @@ from __future__ import annotations
 
 COMMON = frozenset({
     "HOST", "PORT", "METRICS_PORT", "HEALTH_PORT", "LOG_LEVEL", "CPU_AFFINITY", "NICE", "PRE_DRAIN_MS", "DRAIN_MS", "OTLP_ENDPOINT",
-    "OTLP_SAMPLE_RATIO",
+    "OTLP_SAMPLE_RATIO", "OTLP_METRICS_MS",
     "PARENT_PIPE", "DIE_WITH_PARENT",
     "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "ALLOWED_IDENTITIES", "REFLECTION",
 })  # fmt: skip

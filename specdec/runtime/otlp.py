@@ -21,14 +21,14 @@ def encode_span(span: Any) -> bytes:
 
 def request(resource: Any, spans: Sequence[bytes]) -> bytes:
     """One ExportTraceServiceRequest of encoded spans."""
-    head = json.dumps({"attributes": _attributes(resource.attributes)}).encode()
+    head = json.dumps({"attributes": attributes(resource.attributes)}).encode()
     scoped = b'{"scope":{"name":"specdec"},"spans":[' + b",".join(spans) + b"]}"
     return b'{"resourceSpans":[{"resource":' + head + b',"scopeSpans":[' + scoped + b"]}]}"
 
 
-def post(endpoint: str, body: bytes, timeout_s: float = TIMEOUT_S) -> str:
+def post(endpoint: str, body: bytes, timeout_s: float = TIMEOUT_S, signal: str = "traces") -> str:
     """Why the collector did not take it; empty = it did. `timeout_s` bounds the wait for each piece of its answer."""
-    url = endpoint.rstrip("/") + "/v1/traces"
+    url = f"{endpoint.rstrip('/')}/v1/{signal}"
     try:
         asked = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(asked, timeout=timeout_s) as response:
@@ -46,7 +46,7 @@ def _span(span: Any) -> dict[str, Any]:
         "kind": span.kind.value + 1,  # the SDK counts from 0, the protocol keeps 0 for "unspecified"
         "startTimeUnixNano": str(span.start_time),
         "endTimeUnixNano": str(span.end_time),
-        "attributes": _attributes(span.attributes or {}),
+        "attributes": attributes(span.attributes or {}),
         "events": [_event(event) for event in span.events],
         "links": [{"traceId": f"{k.context.trace_id:032x}", "spanId": f"{k.context.span_id:016x}"} for k in span.links],
         "status": {"code": _STATUS[span.status.status_code.name], "message": span.status.description or ""},
@@ -57,11 +57,11 @@ def _span(span: Any) -> dict[str, Any]:
 
 
 def _event(event: Any) -> dict[str, Any]:
-    return {"timeUnixNano": str(event.timestamp), "name": event.name, "attributes": _attributes(event.attributes or {})}
+    return {"timeUnixNano": str(event.timestamp), "name": event.name, "attributes": attributes(event.attributes or {})}
 
 
-def _attributes(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
+def attributes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in found.items()]
 
 
 def _value(value: Any) -> dict[str, Any]:

@@ -143,6 +143,7 @@ class _Host(Generic[S]):
             metrics_port=s.metrics_port,
             otlp_endpoint=s.otlp_endpoint,
             sample_ratio=s.otlp_sample_ratio,
+            push_s=s.otlp_metrics_ms / 1000,
         )
 
     def _orphaned(self) -> None:

@@ -70,6 +70,9 @@ class CommonSettings:
     otlp_sample_ratio: float = setting(
         1.0, low=0.0, high=1.0, doc="share of requests whose spans are recorded, where the caller's trace context does not decide"
     )
+    otlp_metrics_ms: int = setting(
+        0, low=0, high=3_600_000, doc="pace at which otlp_endpoint is told the metrics, too, ms; 0 = they are only scraped"
+    )
     parent_pipe: int = setting(
         -1, low=-1, high=1 << 20, doc="inherited file descriptor; the process ends when it reads end-of-file; -1 = none"
     )

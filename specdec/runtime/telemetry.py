@@ -35,9 +35,10 @@ from specdec.runtime.aliases import Aliases
 from specdec.runtime.instruments import Counter, Family, Gauge, Histogram, Instruments, LabelValue, Reading
 from specdec.runtime.metrics import METRICS, Kind, Metric
 from specdec.runtime.outbound import Outbound
+from specdec.runtime.pushed import Push
 from specdec.runtime.shown import shown
 
-CLOSE_S, FLUSH_S = 4.0, 3.0  # for all of it; for the spans that wait
+CLOSE_S, FLUSH_S, PUSH_S = 4.0, 2.5, 1.0  # for all of it; for the spans that wait; for the last push of metrics
 MAX_EVENTS = 128  # of one span
 MAX_LINKS = 64
 MAX_ATTRIBUTE_CHARS = 4096
@@ -81,10 +82,18 @@ NO_SPAN = Span("")
 
 class Telemetry:
     """`metrics_port` 0 = any free port, -1 = no port and no cost; `otlp_endpoint` empty = no spans; `sample_ratio` = share of the traces
-    that begin here which are recorded: where the caller has decided, its word counts."""
+    that begin here which are recorded: where the caller has decided, its word counts; `push_s` = pace at which metrics go there as well;
+    0 = never."""
 
     def __init__(
-        self, role: str, *, host: str = "127.0.0.1", metrics_port: int = -1, otlp_endpoint: str = "", sample_ratio: float = 1.0
+        self,
+        role: str,
+        *,
+        host: str = "127.0.0.1",
+        metrics_port: int = -1,
+        otlp_endpoint: str = "",
+        sample_ratio: float = 1.0,
+        push_s: float = 0.0,
     ) -> None:
         resource = Resource.create({"service.name": f"specdec-{role}", "service.instance.id": str(uuid.uuid4())})
         self.metrics_port = -1
@@ -106,6 +115,7 @@ class Telemetry:
             dropped, exported = self.counter("specdec.telemetry.spans_dropped"), self.counter("specdec.telemetry.spans_exported")
             self._outbound = Outbound(otlp_endpoint, lambda reason, spans: dropped.add(spans, reason=reason), exported.add)
             self._tracers.add_span_processor(_Ended(self._outbound.put))
+        self._push = Push(otlp_endpoint, resource, self._instruments.read, push_s) if otlp_endpoint and push_s else None
 
     def _watch_itself(self) -> None:
         """Whatever telemetry loses is counted."""
@@ -189,6 +199,8 @@ class Telemetry:
         if self._http is not None:
             self._http.shutdown()
             self._http.server_close()
+        if self._push is not None:
+            self._push.close(PUSH_S)
         if self._outbound is not None:
             self._outbound.close(FLUSH_S)
 
