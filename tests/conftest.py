@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,11 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nothing in a test may ask a model hub; without this a missing file becomes a long time-out.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A shell's background job ignores Ctrl-C, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    with contextlib.suppress(ValueError):  # not on the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from tests.tools import require_model  # noqa: E402
 

@@ -28,7 +28,7 @@ PROBE_ROUNDS = 10  # of every session
 HOPELESS, HOPELESS_ROUNDS = 0.8, 2  # a try that is worse than this share of the usual way ends after so many rounds of every session
 MOST_PROBE_MS = 2000.0
 FIRST_INTERVAL_MS, LAST_INTERVAL_MS = 2000.0, 120_000.0
-MOST_GROWTH = 4.0  # of the interval, from one try to the next: a single bad one may have met a system that was just starting
+GROWTH = 4.0  # of the interval, from one try to the next: a single bad one may have met a system that was just starting
 MIN_READY, FIRST_READY, FEW = 0.05, 0.5, 8  # share of commits that find proposals: at least, and before so many were seen
 CHOOSE_EVERY_MS = 10.0
 CURIOUS_EVERY_MS, MOST_TRIES = 200.0, 4
@@ -237,7 +237,7 @@ class Machine:
             load.interval_ms = FIRST_INTERVAL_MS
         else:
             loss = max(0.02, 1 - other / max(mine, 1e-9))
-            due = min(MOST_GROWTH * load.interval_ms, took * loss / PROBE_SHARE)
+            due = min(GROWTH * load.interval_ms, took * loss / PROBE_SHARE)
             load.interval_ms = min(LAST_INTERVAL_MS, max(1.5 * load.interval_ms, due))
         load.due_ms = self._busy_ms + load.interval_ms
 
