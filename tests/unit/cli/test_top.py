@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -263,3 +264,16 @@ def test_the_live_view_fits_into_eighty_columns() -> None:
     text = drawn.getvalue()
     assert "127.0.0.1:45554" in text and "…" not in text and "fallbacks" in text
     assert text.index("fallbacks") < text.index("processes")
+
+
+def test_a_ctrl_c_that_a_look_swallows_is_heard() -> None:
+    """With Python's own handler `asyncio.run` only cancels, and what is over or deaf to that returns as if nothing had been."""
+
+    async def deaf() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(5)
+
+    asyncio.run(deaf())
+    with pytest.raises(KeyboardInterrupt), top._heard_interrupts():
+        asyncio.run(deaf())

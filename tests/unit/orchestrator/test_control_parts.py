@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.control.choice import choose, prefix, worth
+from orchestrator.control.machine import Machine, _Probe
 from orchestrator.control.step_time import StepTime
 from orchestrator.control.survival import SessionSurvival, Survival
 from orchestrator.drafting import DraftSide
@@ -245,3 +246,15 @@ def test_what_the_resting_draft_does_not_know_is_told_with_the_next_block() -> N
     scene.commit(5)
     told = scene.side.sent(scene.tree, Block((6,), (None,)))
     assert sent(told, terms.Sent).tokens == (6,)  # type: ignore[union-attr]
+
+
+def test_one_bad_try_does_not_put_the_next_one_off_for_minutes() -> None:
+    """It may have met a system that was just starting; one that goes on losing is tried ever more rarely all the same."""
+    machine, intervals = Machine(), []
+    load = machine._load
+    for _ in range(4):
+        load.probe = _Probe(machine._busy_ms, 1)
+        machine._busy_ms += 2000.0
+        machine._end_probe(load, spec_rate=0.1, plain_rate=1.0, now_ms=machine._busy_ms)
+        intervals.append(load.interval_ms)
+    assert intervals == [8000.0, 32_000.0, 120_000.0, 120_000.0]

@@ -10,7 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.resources import Resource
 
+from specdec.runtime.pushed import Push
 from specdec.runtime.telemetry import Telemetry
 from tests.collector import attributes, silent
 from tests.waiting import wait_until
@@ -99,6 +101,14 @@ def test_nothing_is_pushed_unasked(taken: Taken) -> None:
     telemetry.counter("specdec.draft.rounds").add(1)
     telemetry.close()
     assert taken.bodies == []
+
+
+def test_the_last_push_waits_as_long_as_it_is_told() -> None:
+    with silent() as url:
+        push = Push(url, Resource.create({}), list, 3600)
+        began = time.monotonic()
+        push.close(0.1)
+        assert time.monotonic() - began < 1
 
 
 def test_a_silent_collector_delays_no_exit() -> None:
