@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry import SetupFailed, run_pip
+from registry import SetupFailed, finish, run_pip
 
 if TYPE_CHECKING:
     import torch
@@ -203,9 +203,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except SetupFailed as failure:
-        sys.exit(str(failure))
-    except KeyboardInterrupt:
-        sys.exit("\ninterrupted; run the same command again, nothing is left half-done")
+    finish(main)

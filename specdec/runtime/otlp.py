@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 TIMEOUT_S = 2.0  # of one export; nothing is retried: a collector that is away costs spans, never time
+log = logging.getLogger(__name__)
 _STATUS = {"UNSET": 0, "OK": 1, "ERROR": 2}
 
 
@@ -35,6 +37,27 @@ def post(endpoint: str, body: bytes, timeout_s: float = TIMEOUT_S, signal: str =
             return "" if 200 <= response.status < 300 else f"HTTP {response.status}"
     except (OSError, ValueError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
+
+
+class Collector:
+    """Where signals of one kind go. That it takes nothing, and that it does again, is one log line each. Of one thread."""
+
+    def __init__(self, endpoint: str, signal: str, name: str) -> None:
+        """`signal` as the protocol calls it, `name` as we do."""
+        self._endpoint, self._signal, self._name = endpoint, signal, name
+        self.away = False
+
+    def takes(self, body: bytes, timeout_s: float = TIMEOUT_S) -> bool:
+        reason = "the process ends" if timeout_s <= 0 else post(self._endpoint, body, timeout_s, self._signal)
+        if bool(reason) != self.away:
+            self.away = bool(reason)
+            if reason:
+                log.warning(
+                    "the collector takes no %s; they are dropped", self._name, extra={"collector": self._endpoint, "reason": reason}
+                )
+            else:
+                log.info("the collector takes %s again", self._name, extra={"collector": self._endpoint})
+        return not reason
 
 
 def _span(span: Any) -> dict[str, Any]:

@@ -29,9 +29,10 @@ class Outbound:
 
     def __init__(self, endpoint: str, dropped: Callable[[str, int], None], exported: Callable[[int], None]) -> None:
         self._endpoint, self._dropped, self._exported = endpoint, dropped, exported
+        self._collector = otlp.Collector(endpoint, "traces", "spans")
         self._queue: deque[Any] = deque()
         self._wake = threading.Event()
-        self._closing = self._away = False
+        self._closing = False
         self._close_by = float("inf")  # time.monotonic()
         self._thread = threading.Thread(target=self._work, name="spans", daemon=True)  # a process may end while it waits for a collector
         self._thread.start()
@@ -58,8 +59,8 @@ class Outbound:
     def _work(self) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._closing:
-            self._wake.wait(pause_s if self._away else DELAY_S)
-            while self._queue and not (self._closing and self._away):
+            self._wake.wait(pause_s if self._collector.away else DELAY_S)
+            while self._queue and not (self._closing and self._collector.away):
                 if self._send(self._take(), min(otlp.TIMEOUT_S, self._close_by - time.monotonic())):
                     pause_s = FIRST_PAUSE_S
                 else:
@@ -67,18 +68,12 @@ class Outbound:
                     break
 
     def _send(self, spans: list[Any], timeout_s: float) -> bool:
-        reason = "the process ends" if timeout_s <= 0 else otlp.post(self._endpoint, self._encode(spans), timeout_s)
-        if reason:
-            self._dropped("collector", len(spans))
-        else:
+        taken = self._collector.takes(self._encode(spans) if timeout_s > 0 else b"", timeout_s)
+        if taken:
             self._exported(len(spans))
-        if bool(reason) != self._away:
-            self._away = bool(reason)
-            if reason:
-                log.warning("the collector takes no spans; they are dropped", extra={"collector": self._endpoint, "reason": reason})
-            else:
-                log.info("the collector takes spans again", extra={"collector": self._endpoint})
-        return not reason
+        else:
+            self._dropped("collector", len(spans))
+        return taken
 
     def _encode(self, spans: list[Any]) -> bytes:
         pieces = []

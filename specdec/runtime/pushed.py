@@ -37,9 +37,10 @@ class Push:
     """`read` is called on a thread of its own, as a scraper's."""
 
     def __init__(self, endpoint: str, resource: Any, read: Callable[[], Iterable[Read]], every_s: float) -> None:
-        self._endpoint, self._resource, self._read, self._every_s = endpoint, resource, read, every_s
+        self._resource, self._read, self._every_s = resource, read, every_s
+        self._collector = otlp.Collector(endpoint, "metrics", "metrics")
         self._began_ns = time.time_ns()
-        self._closing, self._away = threading.Event(), False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)  # a process may end while it waits for a collector
         self._thread.start()
 
@@ -51,7 +52,7 @@ class Push:
     def _work(self) -> None:
         while not self._closing.wait(self._every_s):
             self._push()
-        if not self._away:
+        if not self._collector.away:
             self._push()
 
     def _push(self) -> None:
@@ -60,13 +61,7 @@ class Push:
         except Exception:  # a reader of ours; what goes to a scraper fails alike
             log.exception("metrics cannot be read")
             return
-        reason = otlp.post(self._endpoint, body, signal="metrics")
-        if bool(reason) != self._away:
-            self._away = bool(reason)
-            if reason:
-                log.warning("the collector takes no metrics", extra={"collector": self._endpoint, "reason": reason})
-            else:
-                log.info("the collector takes metrics again", extra={"collector": self._endpoint})
+        self._collector.takes(body)
 
 
 def request(resource: Mapping[str, Any], read: Iterable[Read], began_ns: int, now_ns: int) -> bytes:
