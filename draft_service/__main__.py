@@ -62,8 +62,8 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread | Non
     guessing = settings.speculative_fanout > 1
     choosers = chooser_factory(words.size, words.eos_ids, info.draft_ids, grammars, compilers.submit, guessing)
     drafter = Drafter(limits, room, choosers)
-    metrics = Metrics(runtime.telemetry, drafter)
     tracing = Tracing(SessionSpans(runtime.telemetry, "draft"))
+    metrics = Metrics(runtime.telemetry, drafter, tracing)
     runtime.telemetry.gauge("specdec.step.age", lambda: step_age_s(thread.running_since))
     runtime.telemetry.gauge("specdec.memory", lambda: [(size, {"kind": kind}) for kind, size in engine.memory.items()])
     worker = Worker(drafter, Stepper(engine), thread, metrics, settings.scaling_smoothing_ms / 1000)

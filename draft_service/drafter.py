@@ -18,7 +18,7 @@ Rules
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from draft_service.checks import Limits, bounds_of, check_commit, check_name, check_open, check_sent
@@ -326,6 +326,12 @@ class Drafter:
     @property
     def num_sessions(self) -> int:
         return len(self._state.sessions)
+
+    def served_by(self, plan: DraftPlan) -> Iterator[str]:
+        """Names of the sessions that a plan has rows for and that are still here, each once."""
+        for handle in dict.fromkeys(row.handle for row in plan.rows):
+            if (session := self._state.by_handle.get(handle)) is not None:
+                yield session.session_id
 
     def session(self, stream: int, session_id: str) -> Session | None:
         return self._state.sessions.get((stream, session_id))

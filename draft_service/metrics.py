@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from draft_service.drafter import Drafter
 from draft_service.plan import DraftPlan, PlanOutcome
+from draft_service.tracing import Tracing
 from specdec.runtime.telemetry import Telemetry
 
 
 class Metrics:
     """An Observer. Levels are read at scrape time from plain attributes."""
 
-    def __init__(self, telemetry: Telemetry, drafter: Drafter) -> None:
-        self._tally = drafter.tally
+    def __init__(self, telemetry: Telemetry, drafter: Drafter, tracing: Tracing | None = None) -> None:
+        self._tally, self._drafter, self._tracing = drafter.tally, drafter, tracing
         self._tokens = telemetry.counter("specdec.draft.proposed_tokens")
         self._wasted = telemetry.counter("specdec.draft.wasted_tokens")
         self._branch_tokens = telemetry.counter("specdec.draft.branch_tokens")
@@ -29,6 +30,8 @@ class Metrics:
         if outcome.steps:
             self._rows.record(sum(len(row.tokens) for row in plan.rows))
             self._seconds.record(seconds / outcome.steps)
+        if self._tracing is not None:
+            self._tracing.stepped(plan, outcome, seconds, self._drafter.served_by(plan))
 
     def report(self) -> None:
         """Adds what was counted since the last call."""

@@ -1,9 +1,11 @@
-"""The draft's spans: one for each session, with its commits and proposals as events. Decides nothing."""
+"""The draft's spans: one for each session, with its commits and proposals as events; one for the engine steps of a plan, linked to the
+sessions in it. Decides nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from draft_service.plan import DraftPlan, PlanOutcome
 from specdec.runtime.session_spans import SessionSpans
 from specdec.terms import CloseDraft, Commit, DraftCommand, DraftEvent, Open, Proposal
 
@@ -29,6 +31,21 @@ class Tracing:
                 self._spans.event(event.session_id, "proposal", tokens=len(event.tokens), prefix_length=event.prefix_length)
             else:
                 self._spans.event(event.session_id, type(event).__name__.lower())
+
+    def stepped(self, plan: DraftPlan, outcome: PlanOutcome, seconds: float, sessions: Iterable[str]) -> None:
+        """All forward passes of a plan are one span, since they have the same rows. `sessions` is read only where the span is made."""
+        if not len(self._spans) or not plan.rows:
+            return
+        fault = {"error.type": outcome.fault} if outcome.fault else {}
+        self._spans.step(
+            "engine step",
+            sessions,
+            seconds,
+            rows=sum(len(row.tokens) for row in plan.rows),
+            steps=outcome.steps,
+            drafted=sum(len(row.drafts) for row in outcome.rows),
+            **fault,
+        )
 
     def gone(self, stream: int) -> None:
         self._spans.gone(stream)

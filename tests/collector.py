@@ -1,4 +1,5 @@
-"""An OpenTelemetry collector of one thread, over real HTTP: takes spans as OTLP/JSON and keeps them. Or accepts and never answers."""
+"""An OpenTelemetry collector of one thread, over real HTTP: takes spans and metrics as OTLP/JSON and keeps them. Or accepts and never
+answers."""
 
 from __future__ import annotations
 
@@ -13,17 +14,30 @@ from typing import Any
 
 
 class Collector:
-    """`spans` = all that came, flat, each with `service` (its resource's name) and attributes as plain values."""
+    """`spans` = all that came, flat, each with `service` (its resource's name) and attributes as plain values; `metrics` = by instance of
+    a service, then by name: what was pushed last."""
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []
+        self.metrics: dict[str, dict[str, dict[str, Any]]] = {}
         self.url = ""
 
     def take(self, body: dict[str, Any]) -> None:
-        for group in body["resourceSpans"]:
+        for group in body.get("resourceMetrics", []):
+            found = {metric["name"]: metric for scope in group["scopeMetrics"] for metric in scope["metrics"]}
+            self.metrics[attributes(group["resource"])["service.instance.id"]] = found
+        for group in body.get("resourceSpans", []):
             service = attributes(group["resource"])["service.name"]
             for scope in group["scopeSpans"]:
                 self.spans += [{**span, "service": service, "attributes": attributes(span)} for span in scope["spans"]]
+
+    def values(self, instance: str) -> dict[str, float]:
+        """What that instance pushed last, by metric: sums over all labels; of distributions how many values they hold."""
+        points = {
+            name: next(metric[kind]["dataPoints"] for kind in ("sum", "gauge", "histogram") if kind in metric)
+            for name, metric in self.metrics.get(instance, {}).items()
+        }
+        return {name: sum(float(point.get("asDouble", point.get("count", 0))) for point in held) for name, held in points.items()}
 
     def named(self, name: str) -> list[dict[str, Any]]:
         return [span for span in list(self.spans) if span["name"] == name]

@@ -10,12 +10,20 @@ def page(port: int, host: str = "127.0.0.1") -> str:
         return str(answer.read().decode())
 
 
-def samples(port: int, host: str = "127.0.0.1") -> dict[str, float]:
+def parsed(text: str) -> dict[str, float]:
     """`name{labels}` → value."""
-    pairs = (line.rsplit(" ", 1) for line in page(port, host).splitlines() if line and not line.startswith("#"))
+    pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
 
 
+def samples(port: int, host: str = "127.0.0.1") -> dict[str, float]:
+    return parsed(page(port, host))
+
+
+def summed(text: str, name: str) -> float:
+    """Over all labels of one metric."""
+    return sum(value for key, value in parsed(text).items() if key.split("{")[0] == name)
+
+
 def total(port: int, name: str, host: str = "127.0.0.1") -> float:
-    """Sum over all labels of one metric."""
-    return sum(value for key, value in samples(port, host).items() if key.split("{")[0] == name)
+    return summed(page(port, host), name)

@@ -7,12 +7,13 @@ STEPS_PER_S of them are made, since a step may take a millisecond. Rounds are ev
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 
 from specdec.runtime import trace
 from specdec.runtime.instruments import LabelValue
-from specdec.runtime.telemetry import Span, Telemetry
+from specdec.runtime.telemetry import MAX_LINKS, Span, Telemetry
 
 FIRST, EVERY, MOST = 16, 16, 64  # of one session's rounds: the first ones, then every so many, so many in all
 STEPS_PER_S = 10.0
@@ -90,10 +91,11 @@ class SessionSpans:
             self.close(session_id, "process ended")
 
     def step(self, name: str, members: Iterable[str], took_s: float, **attributes: LabelValue) -> None:
-        """An engine step that has just ended and served these sessions."""
+        """An engine step, or a run of them in one go, that has just ended and served these sessions: the first MAX_LINKS are linked."""
         if not self._held or (now := self._clock()) < self._step_after:
             return
-        links = [self._held[session_id].span.traceparent for session_id in members if session_id in self._held]
+        traced = (held.span.traceparent for session_id in members if (held := self._held.get(session_id)) is not None)
+        links = list(itertools.islice(traced, MAX_LINKS))
         if links:
             self._step_after = now + 1.0 / STEPS_PER_S
             span = self._telemetry.span(name, links=links, began_s_ago=took_s)

@@ -25,6 +25,7 @@ import target_service.servicer
 from draft_service.settings import Settings as DraftSettings
 from orchestrator.settings import OrchestratorSettings
 from specdec.engine import EngineThread
+from specdec.runtime import logs
 from specdec.runtime.channels import server_options
 from specdec.runtime.interceptor import CallInterceptor
 from specdec.runtime.server import Runtime, Service
@@ -62,7 +63,8 @@ class Hosted:
 
 @contextlib.asynccontextmanager
 async def hosted(role: str, build: Callable[[Any, Runtime], Awaitable[Service]], settings: Any) -> AsyncIterator[Hosted]:
-    telemetry = Telemetry(role, host="127.0.0.1", metrics_port=0, otlp_endpoint=settings.otlp_endpoint)
+    push_s = settings.otlp_metrics_ms / 1000
+    telemetry = Telemetry(role, host="127.0.0.1", metrics_port=0, otlp_endpoint=settings.otlp_endpoint, push_s=push_s)
     runtime = Runtime(role, telemetry)
     server = grpc.aio.server(interceptors=[CallInterceptor(telemetry)], options=server_options())
     service = await build(settings, runtime)

@@ -239,10 +239,11 @@ def test_clients_are_told_what_a_scraper_is(questioned: Stack, loaded: tuple[lis
 
 
 def test_f177_a_silent_collector_delays_no_exit(questioned: Stack, tmp_path: Path) -> None:
-    """It accepts and never answers. What is lost is counted, and told once."""
+    """It accepts and never answers, spans as little as metrics. What is lost is counted, and told once."""
     with silent() as url:
         settings = {"TOKENIZER": str(questioned.target_model), "TARGETS": questioned.targets[0].endpoint, "OTLP_ENDPOINT": url}
-        process = wait_ready(start("orchestrator", "orchestrator", {**settings, "PRE_DRAIN_MS": "0"}, tmp_path))
+        settings |= {"OTLP_METRICS_MS": "100", "PRE_DRAIN_MS": "0"}
+        process = wait_ready(start("orchestrator", "orchestrator", settings, tmp_path))
         try:
             asyncio.run(ask_some(process.endpoint))
             deadline = time.monotonic() + 20
@@ -257,7 +258,8 @@ def test_f177_a_silent_collector_delays_no_exit(questioned: Stack, tmp_path: Pat
         finally:
             process.kill()
     lines = [json.loads(line) for line in process.log.read_text().splitlines()]
-    assert len([line for line in lines if line["message"] == "the collector takes no spans; they are dropped"]) == 1
+    messages = Counter(line["message"] for line in lines)
+    assert [messages[f"the collector takes no {what}; they are dropped"] for what in ("spans", "metrics")] == [1, 1]
     assert [line["spans"] for line in lines if line["message"] == "spans were lost at the end of the process"] == [6]
 
 

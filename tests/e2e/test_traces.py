@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,15 +15,19 @@ import pytest_asyncio
 from specdec.bench.proxy import Proxy
 from specdec.client import Client
 from specdec.errors import SpecdecError
+from specdec.runtime.metrics import METRICS
 from specdec.terms import SamplingParams
+from tests import scraped
 from tests.collector import Collector, collector
 from tests.e2e.inprocess import Hosted, cluster, hurried
+from tests.metric_names import family
 from tests.tiny import save_tiny
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60), pytest.mark.asyncio(loop_scope="module")]
 LONG = SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
 SHORT = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
 SECRET = "xylophone-quartz"
+MOVING = ("age", "load")  # also of a system at rest
 
 
 def header(number: int, sampled: bool = True) -> str:
@@ -36,6 +41,7 @@ class Rig:
     kept: Collector
     targets: list[Hosted]
     links: list[Proxy]  # to the targets, from `endpoint`
+    services: list[Hosted]  # that work for `endpoint`
 
     async def sessions(self) -> list[float]:
         return [await asyncio.to_thread(target.metric, "specdec_sessions") for target in self.targets]
@@ -57,9 +63,10 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     model = save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0, window=512)
     with collector() as kept, hurried():
         async with cluster(model, targets=0, drafts=0) as made:
-            targets = [await made.begin_target(otlp_endpoint=kept.url) for _ in range(2)]
-            draft = await made.begin_draft(otlp_endpoint=kept.url)
-            common = {"enable_adaptive_verification": False, "otlp_endpoint": kept.url}
+            told: dict[str, Any] = {"otlp_endpoint": kept.url, "otlp_metrics_ms": 200}
+            targets = [await made.begin_target(**told) for _ in range(2)]
+            draft = await made.begin_draft(**told)
+            common = {"enable_adaptive_verification": False, **told}
             links = [Proxy(target.endpoint, 0.0) for target in targets]
             for link in links:
                 link.start()
@@ -69,7 +76,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
                 async with Client(endpoint) as client:
                     while not (await client.get_model_info()).draft_available:
                         await asyncio.sleep(0.02)
-            yield Rig(front.endpoint, content.endpoint, kept, targets, links)
+            yield Rig(front.endpoint, content.endpoint, kept, targets, links, [front, *targets, draft])
             for link in links:
                 link.close()
 
@@ -96,10 +103,11 @@ async def test_f181_f183_one_trace_with_rounds_and_linked_batches(rig: Rig) -> N
         assert {e["name"] for e in spans["draft"]["events"]} >= {"commit", "proposal"}
         assert any(e["name"] == "round" for e in spans["verify"]["events"])
         assert 0 <= ended - int(request["endTimeUnixNano"]) < 5e9 and int(request["attributes"]["gen_ai.usage.output_tokens"]) == 200
-    steps = await asyncio.to_thread(rig.kept.wait, "engine step")
-    verify = {span["spanId"] for span in rig.kept.named("verify")}
-    assert all("parentSpanId" not in step and {link["spanId"] for link in step["links"]} <= verify for step in steps)
-    assert any(len(step["links"]) > 1 for step in steps), "no batch with several sessions"
+    for service, of_session in (("specdec-target", "verify"), ("specdec-draft", "draft")):  # a session's span comes behind its steps'
+        steps = [step for step in rig.kept.named("engine step") if step["service"] == service]
+        sessions = {span["spanId"] for span in rig.kept.named(of_session)}
+        assert all("parentSpanId" not in step and {link["spanId"] for link in step["links"]} <= sessions for step in steps)
+        assert any(len(step["links"]) > 1 for step in steps), f"no batch with several sessions at a {service}"
     assert SECRET not in str(rig.kept.spans)
     assert {span["name"] for span in rig.kept.spans} == {"text_completion specdec", "generation", "verify", "draft", "engine step"}
 
@@ -129,6 +137,33 @@ async def test_every_end_is_told(rig: Rig, caplog: pytest.LogCaptureFixture) -> 
     assert refused["status"]["code"] == 2 and refused["attributes"]["error.type"] == "InvalidRequest" and not refused["status"]["message"]
     assert not [span for span in rig.kept.spans if span["traceId"] == f"{14:032x}"], "the caller had decided against it"
     assert "detach" not in caplog.text
+
+
+async def test_what_is_pushed_is_what_is_scraped(rig: Rig) -> None:
+    """Every metric of each of the services, under its own name, once they are at rest."""
+    async with Client(rig.endpoint) as client:
+        await client.complete(SECRET, SHORT, seed=4, num_speculative_tokens=3)
+    at_work = {"orchestrator": "specdec.delivered.tokens", "target": "specdec.batch.size", "draft": "specdec.draft.proposed_tokens"}
+    worked = dict.fromkeys(at_work, 0.0)
+    for service in rig.services:
+        deadline = time.monotonic() + 20
+        while True:
+            page = await asyncio.to_thread(scraped.page, service.runtime.telemetry.metrics_port)
+            (instance,) = re.findall(r'service_instance_id="([^"]+)"', page)
+            pushed, found = rig.kept.values(instance), _values(page)
+            if pushed.keys() == found.keys() and all(pushed[name] == found[name] for name in found if not name.endswith(MOVING)):
+                break
+            assert time.monotonic() < deadline, (service.role, set(pushed.items()) ^ set(found.items()))
+            await asyncio.sleep(0.02)
+        worked[service.role] += pushed[at_work[service.role]]
+    assert all(worked.values()) and len(found) > 10, worked
+
+
+def _values(page: str) -> dict[str, float]:
+    """Sums over all labels of what a scraper finds, by the table's names; of distributions how many values they hold."""
+    held = {name.split("{")[0] for name in scraped.parsed(page)}
+    samples = {name: family(name).samples[-1] for name in METRICS}  # a distribution's last one is its count
+    return {name: scraped.summed(page, sample) for name, sample in samples.items() if sample in held}
 
 
 async def test_text_is_there_when_asked_for(rig: Rig) -> None:
