@@ -64,6 +64,24 @@ class RateLimit(logging.Filter):
         return True
 
 
+GRPC_LOG, OVER = "grpc._cython.cygrpc", "ExecuteBatchError"
+
+
+class HungUp(logging.Filter):
+    """Leaves out what gRPC says of a status that found its call over: the caller hung up a moment before. gRPC says nothing where it
+    learned of that in time; here the news came later, and a line about a defect of ours would be wrong."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return type(error).__name__ != OVER
+
+
+def quiet_hang_ups() -> None:
+    """For every gRPC server of this process; safe to call again."""
+    logging.getLogger(GRPC_LOG).addFilter(_HUNG_UP)
+
+
+_HUNG_UP = HungUp()
 _LIMIT = RateLimit()
 
 
@@ -99,3 +117,4 @@ def configure(role: str, level: str = "info") -> None:
     handler.setFormatter(JsonFormatter(role))
     handler.addFilter(_LIMIT)
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    quiet_hang_ups()

@@ -19,6 +19,7 @@ from specdec.v1 import draft_pb2, draft_pb2_grpc
 
 SERVICE = Path(__file__).with_name("echo_service.py")
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+WRITTEN_TO_NOBODY = "Internal error from Core"  # what grpc.aio makes of a refusal that comes before the request is written
 STARTED: list[Process] = []
 
 
@@ -67,9 +68,13 @@ async def ask(channel: grpc.aio.Channel, what: str, header: str = "") -> str:
     stub: Any = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
     request = draft_pb2.DraftRequest(orchestrator_id=what)
     metadata = (("traceparent", header),) if header else ()
-    call = stub.Draft(iter([request]), timeout=10, metadata=metadata)
-    replies = [reply.events[0].refused.reason async for reply in call]
-    return ",".join(replies)
+    while True:
+        call = stub.Draft(iter([request]), timeout=10, metadata=metadata)
+        try:
+            return ",".join([reply.events[0].refused.reason async for reply in call])
+        except grpc.aio.AioRpcError as failure:
+            if failure.details() != WRITTEN_TO_NOBODY:
+                raise
 
 
 async def begun(channel: grpc.aio.Channel, what: str) -> Any:

@@ -7,6 +7,7 @@ import json
 import logging
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from specdec.runtime import logs, trace
@@ -71,3 +72,18 @@ def test_the_memory_of_messages_is_bounded(rig: Rig) -> None:
     for i in range(4 * logs.MAX_MESSAGES):
         rig.log.warning(f"made up {i}")
     assert len(rig.limit._seen) == logs.MAX_MESSAGES
+
+
+async def test_a_status_that_finds_its_call_over_is_no_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    """gRPC calls it a failure of the method when the news of the hang-up comes behind it. Whatever else it logs is written."""
+    logs.quiet_hang_ups()
+    logs.quiet_hang_ups()
+    of_grpc = logging.getLogger(logs.GRPC_LOG)
+    over = next(kind for kind in grpc.aio.InternalError.__subclasses__() if kind.__name__ == logs.OVER)
+    for error in (over('Failed "execute_batch": (SendStatusFromServerOperation,)'), ValueError("a defect")):
+        try:
+            raise error
+        except Exception:
+            of_grpc.exception("raised by servicer method [/s/m]")
+    of_grpc.error("Abort error unexpectedly suppressed")
+    assert [record.exc_info and record.exc_info[0] for record in caplog.records] == [ValueError, None]
