@@ -63,6 +63,7 @@ class Hosted:
 
 @contextlib.asynccontextmanager
 async def hosted(role: str, build: Callable[[Any, Runtime], Awaitable[Service]], settings: Any) -> AsyncIterator[Hosted]:
+    logs.quiet_hang_ups()
     push_s = settings.otlp_metrics_ms / 1000
     telemetry = Telemetry(role, host="127.0.0.1", metrics_port=0, otlp_endpoint=settings.otlp_endpoint, push_s=push_s)
     runtime = Runtime(role, telemetry)
