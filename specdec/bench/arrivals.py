@@ -12,7 +12,7 @@ import random
 CLOSED, POISSON = "closed", "poisson"
 ARRIVALS = (CLOSED, POISSON)
 MAX_OPEN = 1024  # questions of an open loop at once; more wait, and their time counts
-MAX_RATE = 10_000.0
+LEAST_RATE, MAX_RATE = 1e-3, 10_000.0  # questions a second
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from specdec.errors import InvalidRequest
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 MAX_PROMPTS = 100_000
 MAX_BYTES = 1 << 28
+MAX_KIND = 64  # characters
+MAX_ID = (1 << 32) - 1
+ALL, EACH = "all", "each"  # of --kinds
 WANTED = 'a JSON object with "prompt", "messages" or "token_ids", and "kind" if wanted'
 Kinded = tuple[str, Prompt]
 Count = Callable[[Prompt], Awaitable[int]]
@@ -41,14 +46,20 @@ FILLER = (
 
 
 def load_prompts(path: Path = PROMPTS) -> list[Kinded]:
-    """(kind, prompt) of JSON lines with "messages", "prompt" (one user turn) or "token_ids"; "kind" if wanted. Raises InvalidRequest that
-    names file and line."""
+    """(kind, prompt) of JSON lines with "messages", "prompt" (one user turn) or "token_ids"; "kind" if wanted. UTF-8, with a byte order mark
+    or without. Raises InvalidRequest that names file and line."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequest("--prompts", f"{path}: more than {MAX_BYTES >> 20} MiB; take a sample of it")
-        lines = [(number, line) for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("--prompts", f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise InvalidRequest("--prompts", f"{path}:{number}: is not UTF-8; convert it, e.g. iconv -f latin1 -t utf-8") from error
+    except OSError as error:
+        raise InvalidRequest("--prompts", f"{path}: {error.strerror}") from error
+    # Not splitlines: it ends lines at characters that JSON allows inside a text, such as U+2028.
+    lines = [(number, line) for number, line in enumerate(re.split("\r\n|\n|\r", text), 1) if line.strip()]
     if not 0 < len(lines) <= MAX_PROMPTS:
         raise InvalidRequest("--prompts", f"{path}: must hold 1 to {MAX_PROMPTS} prompts, one a line, has {len(lines)}")
     return [_prompt(path, number, line) for number, line in lines]
@@ -57,23 +68,53 @@ def load_prompts(path: Path = PROMPTS) -> list[Kinded]:
 def _prompt(path: Path, number: int, line: str) -> Kinded:
     try:
         entry = json.loads(line)
-        kind = str(entry.get("kind", "all")).lower()
-        if "token_ids" in entry:
-            ids = [int(token) for token in entry["token_ids"]]
-            if not ids or min(ids) < 0:
-                raise ValueError("token_ids must be one or more ids, none negative")
-            return kind, ids
-        messages = entry.get("messages") or [{"role": "user", "content": entry["prompt"]}]
-        if not all(isinstance(turn["content"], str) and turn["content"] for turn in messages):
-            raise TypeError("a prompt must be text, and not empty")
-        return kind, [{"role": str(turn["role"]), "content": turn["content"]} for turn in messages]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRequest("--prompts", f"{path}:{number}: must be {WANTED} ({type(error).__name__}: {error})") from error
+        if not isinstance(entry, dict):
+            raise TypeError(f"this is {_called(entry)}")
+        return _kind(entry.get("kind")), _asked(entry)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequest("--prompts", f"{path}:{number}: must be {WANTED} ({error})") from error
+
+
+def _kind(told: Any) -> str:
+    """It becomes a name in tables, figures and --kinds."""
+    if told is None:
+        return ALL
+    if not isinstance(told, str) or not 0 < len(told) <= MAX_KIND or not told.isprintable() or "," in told or told != told.strip():
+        raise ValueError(f"kind must be a text of 1 to {MAX_KIND} printable characters without commas or spaces around it")
+    if (kind := told.lower()) == EACH:
+        raise ValueError(f"kind must not be {EACH}: --kinds {EACH} asks for all of them one by one")
+    return kind
+
+
+def _asked(entry: dict[str, Any]) -> Prompt:
+    ids = entry.get("token_ids")
+    if ids is not None:
+        if not isinstance(ids, list) or not ids or not all(type(token) is int and 0 <= token <= MAX_ID for token in ids):
+            raise ValueError("token_ids must be a list of one or more whole numbers, 0 or more")
+        return ids
+    turns = entry.get("messages") or [{"role": "user", "content": entry.get("prompt")}]
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise TypeError('messages must be a list of {"role": …, "content": …}')
+    return [{"role": _words("a message's role", turn.get("role")), "content": _words("a prompt", turn.get("content"))} for turn in turns]
+
+
+def _words(what: str, told: Any) -> str:
+    if not isinstance(told, str) or not told:
+        raise TypeError(f"{what} must be text, and not empty")
+    try:
+        told.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} holds half of a character, {told[error.start]!a}") from error
+    return told
+
+
+def _called(entry: object) -> str:
+    return {list: "a list", str: "a text", type(None): "null"}.get(type(entry), "a number")
 
 
 def of_kind(prompts: Sequence[Kinded], kind: str) -> Sequence[Kinded]:
     """`all` = every one. Raises InvalidRequest for a kind that is not there."""
-    found = prompts if kind == "all" else [one for one in prompts if one[0] == kind]
+    found = prompts if kind == ALL else [one for one in prompts if one[0] == kind]
     if not found:
         raise InvalidRequest("--kinds", f"no prompt is of kind {kind!r}; there are {', '.join(kinds(prompts))}")
     return found

@@ -66,7 +66,8 @@ def of_metrics(text: str) -> list[Process]:
     found, counts = list[Process](), Counter[str]()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         role, _, address = part.partition("=")
-        if role not in ROLES or not address.rpartition(":")[2].isdecimal():
+        host, _, port = address.rpartition(":")
+        if role not in ROLES or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise InvalidRequest("--metrics", f"{part!r} is not role=host:port, with role one of {', '.join(ROLES)}")
         found.append(Process(role, f"{role}-{counts[role]}", None, address))
         counts[role] += 1

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from specdec.bench.experiment import Experiment
     from specdec.bench.report import Asked
 
-MOST = {"--concurrency": 1024, "--repeats": 10_000, "--batch": 10_000, "--max-tokens": 1 << 20, "--prompt-tokens": 1 << 20}
+MOST = {
+    "--concurrency": 1024, "--repeats": 10_000, "--batch": 10_000, "--max-tokens": 1 << 20, "--prompt-tokens": 1 << 20,
+    "--num-speculative-tokens": 1024,
+}  # fmt: skip
 MOST_TURNS = 200_000
 
 
@@ -67,10 +70,19 @@ def experiment(arguments: argparse.Namespace) -> Experiment:
         _bounded(flag, value)
     concurrencies = _bounded_numbers("--concurrency", arguments.concurrency)
     outputs = _bounded_numbers("--max-tokens", str(arguments.max_tokens))
+    if arguments.num_speculative_tokens is not None:
+        _bounded("--num-speculative-tokens", arguments.num_speculative_tokens)
     for temperature in temperatures:
-        SamplingParams(temperature=temperature).check(1 << 32)
+        try:
+            SamplingParams(temperature=temperature).check(1 << 32)
+        except InvalidRequest as error:
+            raise InvalidRequest("--temperature", error.remedy) from None
     prompts = asked.load_prompts(arguments.prompts or asked.PROMPTS)
-    kinds = tuple(asked.kinds(prompts)) if arguments.kinds == "each" else tuple(dict.fromkeys(arguments.kinds.lower().split(",")))
+    kinds = (
+        tuple(asked.kinds(prompts))
+        if arguments.kinds == asked.EACH
+        else tuple(dict.fromkeys(kind.strip() for kind in arguments.kinds.lower().split(",")))
+    )
     for kind in kinds:
         asked.of_kind(prompts, kind)
     found = Experiment(
@@ -83,7 +95,7 @@ def experiment(arguments: argparse.Namespace) -> Experiment:
         sampling=SamplingParams(max_tokens=max(outputs), ignore_eos=arguments.ignore_eos),
         num_speculative_tokens=arguments.num_speculative_tokens,
         kinds=kinds,
-        prompt_lengths=_bounded_numbers("--prompt-tokens", arguments.prompt_tokens) if arguments.prompt_tokens else (None,),
+        prompt_lengths=_bounded_numbers("--prompt-tokens", arguments.prompt_tokens) if arguments.prompt_tokens is not None else (None,),
         output_lengths=outputs if len(outputs) > 1 else (None,),
         rates=_rates(arguments),
         primed=(arguments.endpoint is not None or arguments.state is not None) and not arguments.cold_prompts,
@@ -130,7 +142,7 @@ def sweep(found: Experiment) -> dict[str, Any]:
 
 
 def _rates(arguments: argparse.Namespace) -> tuple[float, ...]:
-    from specdec.bench.arrivals import ARRIVALS, CLOSED, MAX_RATE
+    from specdec.bench.arrivals import ARRIVALS, CLOSED, LEAST_RATE, MAX_RATE
 
     if arguments.arrivals not in ARRIVALS:
         raise InvalidRequest("--arrivals", f"must be one of {', '.join(ARRIVALS)}; got {arguments.arrivals!r}")
@@ -141,8 +153,8 @@ def _rates(arguments: argparse.Namespace) -> tuple[float, ...]:
     if arguments.rate is None:
         raise InvalidRequest("--rate", "is needed with --arrivals poisson: questions a second, e.g. 0.5,1,2")
     rates: tuple[float, ...] = _numbers("--rate", arguments.rate, float)
-    if not all(0 < rate <= MAX_RATE for rate in rates):
-        raise InvalidRequest("--rate", f"must be more than 0 and at most {MAX_RATE:g} a second, got {arguments.rate}")
+    if not all(LEAST_RATE <= rate <= MAX_RATE for rate in rates):
+        raise InvalidRequest("--rate", f"must be {LEAST_RATE:g} to {MAX_RATE:g} questions a second, got {arguments.rate}")
     return rates
 
 

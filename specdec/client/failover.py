@@ -134,6 +134,7 @@ def endpoints_of(endpoints: str) -> list[str]:
     for name in names:
         if name.startswith(("http://", "https://")):
             raise InvalidRequest("endpoint", f"must be host:port without {name.partition('/')[0]}//, got {endpoints!r}")
-        if not name.rpartition(":")[2].isdecimal() or not name.rpartition(":")[0]:
+        host, _, port = name.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise InvalidRequest("endpoint", f"must be host:port, or several with commas between them, got {endpoints!r}")
     return names

@@ -137,6 +137,29 @@ def test_a_bad_line_is_named_by_its_number(tmp_path: Path) -> None:
             load_prompts(file)
 
 
+def test_odd_lines_of_others_are_read_or_refused_in_words(tmp_path: Path) -> None:
+    """A byte order mark, U+2028 inside a text and old line ends are read; wrong types are not guessed at, nor names that break a table."""
+    file = tmp_path / "own.jsonl"
+    file.write_bytes(
+        b'\xef\xbb\xbf{"prompt": "a\xe2\x80\xa8b\xc2\x85"}\r\n{"prompt": "c", "kind": null}\r{"token_ids": [1], "kind": "Code x"}'
+    )
+    assert [kind for kind, _ in load_prompts(file)] == ["all", "all", "code x"]
+    odd = {
+        '{"token_ids": "123"}': "token_ids", '{"token_ids": [1.5]}': "token_ids", '{"token_ids": [true]}': "token_ids",
+        '{"token_ids": [1e400]}': "token_ids", '{"token_ids": [4294967296]}': "token_ids", "[" * 100_000: "recursion",
+        '{"prompt": "\\ud800"}': "half of a character", '{"messages": "abc"}': "list of", '{"messages": {"role": "user"}}': "list of",
+        '{"prompt": "a", "kind": 3}': "kind", '{"prompt": "a", "kind": "a,b"}': "kind", '{"prompt": "a", "kind": "each"}': "each",
+        '{"prompt": "a", "kind": "\\u001b[31m"}': "printable", '{"prompt": "a", "kind": "' + "k" * 65 + '"}': "1 to 64", "null": "null",
+    }  # fmt: skip
+    for line, told in odd.items():
+        file.write_text(line + "\n")
+        with pytest.raises(InvalidRequest, match=f"(?s)--prompts: .*own.jsonl:1: must be.*{told}"):
+            load_prompts(file)
+    file.write_bytes(b'{"prompt": "fine"}\n{"prompt": "\xe9"}\n')
+    with pytest.raises(InvalidRequest, match=r"own\.jsonl:2: is not UTF-8"):
+        load_prompts(file)
+
+
 @pytest.mark.parametrize("prompt", ["What now?", [{"role": "system", "content": "Be short."}, {"role": "user", "content": "What now?"}]])
 def test_prompts_are_made_as_long_as_wanted(prompt: Any) -> None:
     async def count(asked: Any) -> int:

@@ -138,3 +138,20 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nobody answers" in capsys.readouterr().err
     assert main(["bench", "--target-model", "/nowhere"]) == 2
     assert "make setup" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--temperature", "nan"], "--temperature: must be"),
+        (["--prompt-tokens", ""], "--prompt-tokens: must be"),
+        (["--num-speculative-tokens", "0"], "--num-speculative-tokens: must be 1 to"),
+        (["--arrivals", "poisson", "--rate", "1e-9"], "--rate: must be 0.001 to"),
+        (["--metrics", "draft=h:99999"], "--metrics: 'draft=h:99999'"),
+        (["--metrics", "draft=:9"], "--metrics: 'draft=:9'"),
+        (["--endpoint", "127.0.0.1:99999"], "--endpoint: must be host:port"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_its_flag(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--endpoint", "127.0.0.1:1", *words]) == 2
+    assert told in capsys.readouterr().err
