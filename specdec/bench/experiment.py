@@ -118,6 +118,14 @@ class Experiment:
                 for way in (*self.ways[first:], *self.ways[:first]):
                     yield Turn(cell, repeat, way)
 
+    def left(self, known: Container[Turn]) -> Iterator[Turn]:
+        """Turns without those of repeats that are whole. Of a repeat that was cut short all ways are asked again: they are compared in
+        pairs since they were asked next to each other."""
+        for _, together in itertools.groupby(self.turns(), key=lambda turn: (turn.repeat, turn.cell)):
+            ways = list(together)
+            if not all(turn in known for turn in ways):
+                yield from ways
+
     def questions(self, turn: Turn) -> tuple[Question, ...]:
         """Equal for all ways of a cell and repeat; a repeat goes on in the list where the one before it ended."""
         prompts = of_kind(self.prompts, turn.cell.kind)
@@ -160,12 +168,11 @@ async def run(
     client: Client, outcome: Outcome, tell: Tell, keep: Keep | None = None, known: Container[Turn] = (), look: Look | None = None
 ) -> None:
     """`tell` hears of every turn: before it with None, after it with its seconds. `keep` takes what a turn found, else `outcome` holds it.
-    Turns in `known` are not asked again; ways that the service does not serve are left out. `look` is called behind every turn."""
+    Repeats of a cell that are whole in `known` are not asked again; ways that the service does not serve are left out. `look` is called
+    behind every turn."""
     experiment = outcome.experiment = await _served(client, outcome)
     asker = _Asker(client, experiment)
-    for turn in experiment.turns():
-        if turn in known:
-            continue
+    for turn in list(experiment.left(known)):
         questions = await asker.questions(turn)
         tell(turn, None)
         found = await asker.ask(turn, questions)

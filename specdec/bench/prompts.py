@@ -46,8 +46,8 @@ FILLER = (
 
 
 def load_prompts(path: Path = PROMPTS) -> list[Kinded]:
-    """(kind, prompt) of JSON lines with "messages", "prompt" (one user turn) or "token_ids"; "kind" if wanted. UTF-8, with a byte order mark
-    or without. Raises InvalidRequest that names file and line."""
+    """(kind, prompt) of JSON lines with "messages", "prompt" (one user turn) or "token_ids"; "kind" if wanted. UTF-8, with a byte order
+    mark or without. Raises InvalidRequest that names file and line."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequest("--prompts", f"{path}: more than {MAX_BYTES >> 20} MiB; take a sample of it")

@@ -1,7 +1,8 @@
 """A sweep on the disk: what it is, and a line for every turn as soon as it is measured. An interrupted one goes on where it ended.
 
 plan.json      what is measured, by whom and where; another sweep is refused in this folder
-runs.jsonl     a turn a line (record.py); a last line that was cut off is dropped
+runs.jsonl     a turn a line (record.py); a last line that was cut off is dropped, and of two lines of one turn the later counts
+.lock          held while a process measures: two of them would write into each other's lines
 report.json, report.csv, memory.csv, report.html    written at the end, and when it is interrupted
 
 Memory holds a place in the file for every turn, and the turns of one cell while they are looked at.
@@ -9,8 +10,10 @@ Memory holds a place in the file for every turn, and the turns of one cell while
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +23,7 @@ from specdec.bench.experiment import Cell, Turn
 from specdec.bench.record import Run, from_json, to_json, turn_of
 from specdec.errors import InvalidRequest
 
-PLAN, RUNS = "plan.json", "runs.jsonl"
+PLAN, RUNS, LOCK = "plan.json", "runs.jsonl", ".lock"
 
 
 class Store:
@@ -31,8 +34,10 @@ class Store:
         self.folder, self._field = folder, field
         self.turns: dict[Turn, int] = {}  # where its line begins
         self.fingerprint = ""  # of the engine that was measured
+        self.notes: list[str] = []
         try:
             folder.mkdir(exist_ok=True)
+            self._lock()
             measured = (folder / RUNS).exists() and (folder / RUNS).stat().st_size > 0  # else nobody answered: any sweep may begin
             if measured and (folder / PLAN).exists():
                 self._same(json.loads((folder / PLAN).read_text(encoding="utf-8")), plan)
@@ -44,11 +49,28 @@ class Store:
         except (OSError, ValueError) as error:
             raise InvalidRequest(field, f"{folder}: {getattr(error, 'strerror', None) or error}") from error
 
+    def _lock(self) -> None:
+        """As long as this lives, or its process. Of a process, not of a file: the kernel lets go of it whatever ends the process."""
+        handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        weakref.finalize(self, os.close, handle)
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            told = "another specdec bench writes there; wait until it has ended, or name another folder"
+            raise InvalidRequest(self._field, f"{self.folder}: {told}") from None
+        except OSError:
+            return  # a file system without locks
+
     def _same(self, held: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
         differs = [name for name, value in plan["sweep"].items() if held.get("sweep", {}).get(name) != value]
         if differs:
             told = f"holds another sweep (other {', '.join(differs)}); name another folder, or repeat its flags to go on with it"
             raise InvalidRequest(self._field, f"{self.folder} {told}")
+        self.notes += [
+            f"begun with another {what} ({', '.join(differs)}): times of both are put together"
+            for what in ("machine", "versions")
+            if (differs := _differences(held.get(what) or {}, plan.get(what) or {}))
+        ]
 
     def _scan(self) -> None:
         """Places of whole lines; what follows the last of them is cut off, so that the next one does not continue it."""
@@ -66,22 +88,36 @@ class Store:
             lines.truncate(end)
 
     def _note(self, turn: Turn, place: int, settings: Mapping[str, Any]) -> None:
+        self._known(settings)
+        self.turns[turn] = place
+
+    def _known(self, settings: Mapping[str, Any]) -> None:
         told = str(settings.get("numerics_fingerprint", ""))
         if self.fingerprint and told and told != self.fingerprint:
             raise InvalidRequest(
                 self._field, f"{self.folder} was measured on another model or engine ({self.fingerprint}, now {told}); name another folder"
             )
         self.fingerprint = self.fingerprint or told
-        self.turns[turn] = place
 
     def add(self, run: Run) -> None:
-        """On the disk when it returns."""
+        """On the disk when it returns. Raises InvalidRequest, and then nothing of it is there."""
+        self._known(run.settings)
         line = (json.dumps(to_json(run), separators=(",", ":")) + "\n").encode()
-        with (self.folder / RUNS).open("ab") as lines:
-            self._note(run.turn, lines.tell(), run.settings)
-            lines.write(line)
-            lines.flush()
-            os.fsync(lines.fileno())
+        try:
+            with (self.folder / RUNS).open("ab", buffering=0) as lines:
+                place = lines.tell()
+                try:
+                    written = 0
+                    while written < len(line):
+                        written += lines.write(line[written:])
+                    os.fsync(lines.fileno())
+                except OSError:
+                    lines.truncate(place)
+                    raise
+        except OSError as error:
+            told = "what was measured before is kept; mend it, and the same command goes on from there"
+            raise InvalidRequest(self._field, f"{self.folder / RUNS}: {error.strerror}; {told}") from error
+        self.turns[run.turn] = place
 
     def of(self, cell: Cell) -> list[Run]:
         places = sorted(place for turn, place in self.turns.items() if turn.cell == cell)
@@ -118,5 +154,13 @@ class Kept:
 def _write(path: Path, text: str) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    names = dict.fromkeys([*before, *now])
+    return [f"{name}: {before.get(name)}, now {now.get(name)}" for name in names if before.get(name) != now.get(name)]

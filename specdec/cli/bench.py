@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     about = {"command": shlex.join(["specdec", *arguments.argv]), "machine": machine.machine(), "versions": machine.versions()}
     with _folder(arguments.out) as folder:
         work = _Work(outcome, asked, about, Store(folder, {**about, "sweep": bench_flags.sweep(outcome.experiment)}), arguments)
+        outcome.notes.extend(work.store.notes)
         code, failure = 0, None
         try:
             with _endpoint(arguments) as (endpoint, processes):
@@ -122,7 +123,7 @@ async def _measure(endpoint: str, processes: Sequence[Process], work: _Work) -> 
     def tell(turn: Turn, seconds: float | None) -> None:
         nonlocal progress
         if progress is None:  # the ways are known once the service has been asked
-            progress = Progress([(t.cell, t.way) for t in work.outcome.experiment.turns() if t not in known], sys.stderr)
+            progress = Progress([(t.cell, t.way) for t in work.outcome.experiment.left(known)], sys.stderr)
             for note in work.outcome.notes:
                 print(note, file=sys.stderr, flush=True)
         label = f"{turn.cell}, {turn.way}"
@@ -151,7 +152,10 @@ def _show(work: _Work) -> int:
     from specdec.bench.report import report
 
     found = report(work.outcome, work.about, work.store, work.asked)
-    told = _write(found, work)
+    try:
+        told = _write(found, work)
+    except OSError as error:  # what was measured is told all the same
+        told = [f"not written: {error.filename or work.arguments.out}: {error.strerror}; mend it, and the same command writes it again"]
     if work.arguments.json:
         print(json.dumps(found))
         return int(found["differing"])

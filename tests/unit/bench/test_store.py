@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from specdec.bench.experiment import FIXED, Cell, Experiment, Outcome, Turn, run
 from specdec.bench.prompts import lengthened, load_prompts
 from specdec.bench.record import from_json, run_of, to_json
 from specdec.bench.report import report
-from specdec.bench.store import RUNS, Store
+from specdec.bench.store import LOCK, RUNS, Store
 from specdec.bench.watch import Process, Watch
 from specdec.errors import InvalidRequest, Unavailable
 from specdec.terms import SamplingParams
@@ -49,7 +52,7 @@ def test_a_turn_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended_after", [0, 1, 7, 17])
-def test_an_interrupted_sweep_goes_on_and_asks_nothing_twice(tmp_path: Path, ended_after: int) -> None:
+def test_an_interrupted_sweep_goes_on_with_the_repeat_that_was_cut_short(tmp_path: Path, ended_after: int) -> None:
     class Ending(FakeClient):
         async def generate(self, *a: Any, **k: Any) -> Any:  # type: ignore[override]
             if (k.get("seed", 0), len(kept.turns)) and len(kept.turns) >= ended_after:
@@ -67,7 +70,8 @@ def test_an_interrupted_sweep_goes_on_and_asks_nothing_twice(tmp_path: Path, end
     assert len(again.turns) == ended_after
     outcome = measured(client, again)
     asked = len(client.asked) - 3 * 2  # but for the warm-up: each way, as many as there are streams
-    assert outcome.complete and len(again.turns) == 18 and asked == (18 - ended_after) * 2
+    whole = ended_after // 3 * 3  # the ways of a repeat are compared since they were asked next to each other
+    assert outcome.complete and len(again.turns) == 18 and asked == (18 - whole) * 2
     told = report(outcome, {}, again)
     assert [figure["turns"] for cell in told["cells"] for figure in cell["ways"].values()] == [3] * 6 and told["differing"] == 0
     assert len(Store(tmp_path / "out", PLAN).turns) == 18
@@ -90,6 +94,41 @@ def test_another_sweep_another_engine_and_broken_files_are_refused(tmp_path: Pat
     (tmp_path / "file").touch()
     with pytest.raises(InvalidRequest, match="--out"):
         Store(tmp_path / "file", PLAN)
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    folder = Store(tmp_path / "out", PLAN).folder
+    words = (
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", words, str(folder / LOCK)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(InvalidRequest, match="--out: .*: another specdec bench writes there"):
+            Store(folder, PLAN)
+        other.kill()
+    Store(folder, PLAN)
+
+
+def test_a_full_disk_is_told_and_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "out", PLAN)
+    store.add(runs()[0])
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(InvalidRequest, match=r"--out: .*runs\.jsonl: No space left on device; .* the same command goes on"):
+            store.add(runs()[1])
+    assert [run.turn for run in store.of(runs()[0].turn.cell)] == [runs()[0].turn], "what is not on the disk is not reported"
+    store.add(runs()[1])
+    assert list(Store(tmp_path / "out", PLAN).turns) == [run.turn for run in runs()[:2]]
+
+
+def test_another_machine_is_told(tmp_path: Path) -> None:
+    Store(tmp_path / "out", {**PLAN, "machine": {"cores": 2, "processor": "a"}}).add(runs()[0])
+    again = Store(tmp_path / "out", {**PLAN, "machine": {"cores": 8, "processor": "a"}})
+    assert again.notes == ["begun with another machine (cores: 2, now 8): times of both are put together"]
 
 
 def test_answers_that_fail_are_counted_and_a_service_that_is_gone_ends_it(tmp_path: Path) -> None:

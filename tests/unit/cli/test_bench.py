@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -83,7 +85,7 @@ def test_a_folder_goes_on_where_it_ended_and_holds_the_page(
     told = capsys.readouterr()
     assert f"going on: {len(before)} turns" in told.err and "written: " in told.out and "16/16" not in told.err
     after = (out / "runs.jsonl").read_text().splitlines()
-    assert after[: len(before)] == before and len(after) == 16 > len(before) > 0
+    assert after[: len(before)] == before and len(before) == 5 and len(after) == 17, "of the pair that was cut short both are asked again"
     found = json.loads((out / "report.json").read_text())
     assert found["complete"] and "turns" not in found and [cell["kind"] for cell in found["cells"]] == ["code", "code", "chat", "chat"]
     assert (out / "report.csv").read_text().count("\n") == 9
@@ -91,9 +93,24 @@ def test_a_folder_goes_on_where_it_ended_and_holds_the_page(
     assert page.startswith("<!DOCTYPE html>") and found["summary"]["headline"] in page
     assert main([*words, "--max-tokens", "5", "--out", str(out)]) == 2 and "another sweep" in capsys.readouterr().err
     assert main([*words, "--repeats", "3", "--out", str(out)]) == 0 and "going on: 16 turns" in capsys.readouterr().err
-    assert (out / "runs.jsonl").read_text().count("\n") == 24, "more repeats narrow the intervals of those that are there"
+    assert (out / "runs.jsonl").read_text().count("\n") == 25, "more repeats narrow the intervals of those that are there"
     headline = json.loads((out / "report.json").read_text())["summary"]["headline"]  # of more repeats: it may be another one
     assert main(["advise", str(out)]) == 0 and headline in capsys.readouterr().out
+
+
+def test_reports_that_cannot_be_written_are_told_behind_the_figures(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specdec.bench import store
+
+    def full(path: Path, text: str) -> None:
+        if path.name.startswith("report"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(store, "_write", full)
+    assert main(["bench", "--endpoint", endpoint, *SHORT, "--out", str(tmp_path / "sweep")]) == 0
+    told = capsys.readouterr().out
+    assert "2 streams, T = 0" in told and "report.json: No space left on device; mend it, and the same command writes it again" in told
 
 
 def test_an_open_loop_and_a_grid_of_lengths(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
