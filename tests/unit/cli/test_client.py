@@ -97,7 +97,7 @@ async def test_an_abandoned_stream_ends_at_once(endpoint: str) -> None:
         began = time.monotonic()
         async with contextlib.aclosing(client.generate("slow")) as events:
             assert isinstance(await anext(events), Started)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 10.0, "the rest comes after half a minute"
 
 
 def test_sync(endpoint: str) -> None:

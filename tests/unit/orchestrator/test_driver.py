@@ -349,7 +349,7 @@ async def test_what_is_admitted_fits_every_target(monkeypatch: pytest.MonkeyPatc
 # --- defects and nonsense ---------------------------------------------------------------------------------------------
 
 
-async def one_defect(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+async def one_defect(pools: Pools, monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[Any]:
     deliver = Undelivered.deliver
 
     def broken(self: Undelivered, decided: ev.Deliver) -> None:
@@ -359,12 +359,12 @@ async def one_defect(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> list[Any]
 
     calls = iter(range(100_000))
     monkeypatch.setattr(Undelivered, "deliver", broken)
-    return await asyncio.wait_for(asyncio.gather(*(fetch(pools.start(f"s{i}")) for i in range(6)), return_exceptions=True), 0.5)
+    return await asyncio.wait_for(asyncio.gather(*(fetch(pools.start(f"s{i}")) for i in range(6)), return_exceptions=True), seconds)
 
 
 async def test_a_defect_costs_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = Pools(monkeypatch)
-    got = await one_defect(pools, monkeypatch)
+    got = await one_defect(pools, monkeypatch, 5)
     assert sum(isinstance(answer, InternalFault) for answer in got) == 1
     assert sum(isinstance(answer, list) and len(answer) == 20 for answer in got) == 5
     await settle()
@@ -380,7 +380,7 @@ async def test_twin_a_defect_that_is_not_caught(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Driver, "_apply", careless)
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     with pytest.raises(TimeoutError):
-        await one_defect(Pools(monkeypatch), monkeypatch)
+        await one_defect(Pools(monkeypatch), monkeypatch, 0.5)
 
 
 async def test_answers_and_proposals_of_strangers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_what_is_lost_is_counted_by_reason(caplog: pytest.LogCaptureFixture, mon
         began = time.monotonic()
         assert telemetry._outbound is not None
         telemetry._outbound.close(0.2)
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 1.8, "an export may take two seconds"
         telemetry.span("x", header()).end()
         dropped = {reason: count(telemetry, "specdec_telemetry_spans_dropped", reason) for reason in ("queue", "collector", "end")}
         assert dropped["end"] >= 1
