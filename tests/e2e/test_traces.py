@@ -155,7 +155,7 @@ async def test_what_is_pushed_is_what_is_scraped(rig: Rig) -> None:
                 break
             assert time.monotonic() < deadline, (service.role, set(pushed.items()) ^ set(found.items()))
             await asyncio.sleep(0.02)
-        worked[service.role] += pushed[at_work[service.role]]
+        worked[service.role] += pushed.get(at_work[service.role], 0.0)  # one of the targets may have had nothing to do
     assert all(worked.values()) and len(found) > 10, worked
 
 
