@@ -100,10 +100,11 @@ OVERVIEW = (
     Panel("Certificates", "Time until the one in use expires.", "s", (
         ("specdec_tls_certificate_expires_seconds{{S}} - time()", "{{instance}}"),
     )),
-    Panel("Lost by telemetry", "Spans, log lines and labels that were dropped to keep within bounds.", "short", (
-        (_rate("specdec_telemetry_spans_dropped_total", "reason"), "spans: {{reason}}"),
-        (_rate("specdec_telemetry_log_lines_left_out_total"), "log lines"),
-        (_rate("specdec_telemetry_series_left_out_total"), "samples"),
+    Panel("Telemetry", "Spans that a collector took; spans, log lines and labels that were dropped to keep within bounds.", "short", (
+        (_rate("specdec_telemetry_spans_exported_total"), "spans taken"),
+        (_rate("specdec_telemetry_spans_dropped_total", "reason"), "spans dropped: {{reason}}"),
+        (_rate("specdec_telemetry_log_lines_left_out_total"), "log lines left out"),
+        (_rate("specdec_telemetry_series_left_out_total"), "samples without their labels"),
     )),
 )  # fmt: skip
 
@@ -111,8 +112,9 @@ POOLS = (
     Panel("Replicas", "By pool and state, as the orchestrator that sees fewest of them says.", "short", (
         ("min by (pool, state) (specdec_pool_endpoints{{S}})", "{{pool}} {{state}}"),
     )),
-    Panel("Sessions by replica", "Placed by the orchestrators, all together.", "short", (
+    Panel("Sessions by replica", "Placed by the orchestrators, all together; beside it what each replica says it holds.", "short", (
         ("sum by (pool, replica) (specdec_pool_sessions{{S}})", "{{pool}} {{replica}}"),
+        ("specdec_sessions{{S}}", "held by {{instance}}"),
     )),
     Panel("KV room of targets", "Share in use; at 1 sessions wait for room.", "percentunit", (
         (_of_role("specdec_kv_cache_utilization", "target"), "{{instance}}"),
@@ -122,6 +124,10 @@ POOLS = (
         ("specdec_memory_bytes{{S}}", "{{instance}} {{kind}}"),
     )),
     Panel("Rows of a step", "How full the batches are.", "short", _both_roles("specdec_batch_size")),
+    Panel("Rows of the steps that answered", "Of targets' steps with answers for an orchestrator, whoever else was in them.", "short", (
+        (_quantile(0.5, "specdec_target_batch_size", "instance"), "median {{instance}}"),
+        (_quantile(0.99, "specdec_target_batch_size", "instance"), "99 % {{instance}}"),
+    )),
     Panel("Time of an engine step", "Of targets and of drafts.", "s", _both_roles("specdec_step_duration_seconds")),
     Panel("Age of the running step", "A line that rises is a step that hangs.", "s", (("specdec_step_age_seconds{{S}}", "{{instance}}"),)),
     Panel("Queue at the targets", "What a round waits before its step.", "s", (
@@ -140,14 +146,21 @@ POOLS = (
     Panel("Prefix cache", "Share of the tokens sessions began with that were in KV already.", "percentunit", (
         (f"{_rate('specdec_prefix_cache_hit_tokens_total')} / {_rate('specdec_prefix_cache_asked_tokens_total')}", "hit"),
     )),
+    Panel("Prefix cache's room", "KV of targets that only the prefix cache holds; it counts as free.", "short", (
+        ("specdec_prefix_cache_tokens{{S}}", "{{instance}}"),
+    )),
     Panel("Load", "In replicas' worth over the whole pool, by signal: what autoscaling aims at.", "short", (
         ("max by (pool, pool_name, signal) (specdec_scaling_load{{S}})", "{{pool}} {{pool_name}}: {{signal}}"),
     )),
-    Panel("Calls that no replica can take", "They wait for a pool that is empty, draining or shut out.", "short", (
+    Panel("Calls that no replica can take", "They wait for a pool that is empty, draining or shut out, as far as all say.", "short", (
         ("sum by (pool, pool_name) (specdec_scaling_waiting{{S}})", "{{pool}} {{pool_name}}"),
+        (_rate("specdec_scaling_silent_total"), "orchestrators that did not say"),
     )),
     Panel("Look-ups that failed", "Of replicas, by pool and reason.", "short", (
         (_rate("specdec_discovery_failures_total", "pool, reason"), "{{pool}} {{reason}}"),
+    )),
+    Panel("Age of a pool's membership", "Of the oldest answer that it depends on; a line that rises is a look-up that fails.", "s", (
+        ("max by (pool) (specdec_discovery_age_seconds{{S}})", "{{pool}}"),
     )),
 )  # fmt: skip
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from specdec.runtime.metrics import METRICS
 from tests.helm.objects import Render, parse
 from tests.helm.programs import CHART, HELM_3, HELM_4, template
 from tests.helm.promql import ADDED_BY_SCRAPING, OTHERS, named
-from tests.metric_names import sample_labels
+from tests.metric_names import family, sample_labels
 from tests.tools import ROOT, require_tool
 
 ALERTS = CHART / "files" / "alerts.yaml"
@@ -49,6 +50,13 @@ def test_every_query_names_what_is_exported() -> None:
             assert labels <= known[name] | ADDED_BY_SCRAPING, f"{where}: {name} has no label {sorted(labels - known[name])}"
             seen.add(name)
     assert len(seen) > 50
+
+
+def test_every_metric_is_looked_at() -> None:
+    """In a dashboard, or by an alert: what nobody looks at need not be counted. vLLM's names repeat ours."""
+    seen = {name for _, query in queries() for name, _ in named(query)}
+    unseen = [name for name in METRICS if not seen & set(family(name).samples)]
+    assert not unseen, f"give them a panel in tools/dashboards.py: {unseen}"
 
 
 @pytest.mark.parametrize("query", ["specdec_nope", 'specdec_rounds_total{reason="x"}', "sum by (session) (specdec_rounds_total)"])

@@ -48,14 +48,16 @@ def test_its_links_lead_somewhere() -> None:
 
 
 def test_flags_in_the_notes_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """With everything on, the notes say how to call; `specdec generate` has each flag."""
+    """With everything on, the notes say how to call; the commands have each flag."""
     done = helm("install", "demo", str(CHART), "--dry-run=client", "-f", str(CHART / "ci" / "mtls-values.yaml"))
     assert done.returncode == 0, done.stderr
-    command = re.search(r"specdec generate .*(\n .*--.*)*", done.stdout.partition("NOTES:")[2])
-    assert command is not None, done.stdout
-    flags = set(re.findall(r"--[a-z-]+", command[0]))
-    assert {"--endpoint", "--tls-ca", "--token-file"} <= flags
-    with pytest.raises(SystemExit):
-        main(["generate", "--help"])
-    known = capsys.readouterr().out
-    assert [flag for flag in flags if flag not in known] == []
+    notes = done.stdout.partition("NOTES:")[2]
+    for command in ("generate", "top"):
+        (line,) = re.findall(rf"^  specdec {command} .*", notes, re.MULTILINE)
+        flags = set(re.findall(r"--[a-z-]+", line))
+        assert {"--endpoint", "--tls-ca", "--tls-server-name", "--tls-cert", "--token-file"} <= flags, line
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        known = capsys.readouterr().out
+        assert [flag for flag in flags if flag not in known] == []
+    assert "orchestrator.config.showMetrics is not true" in notes

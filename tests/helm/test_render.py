@@ -65,6 +65,7 @@ def test_install_without_a_cluster() -> None:
     assert done.returncode == 0, done.stderr
     _, _, notes = done.stdout.partition("NOTES:")
     assert "demo-specdec-orchestrator" in notes and "50051" in notes
+    assert "  specdec top --endpoint 127.0.0.1:50051\n" in notes and "showMetrics" not in notes
     assert "<no value>" not in done.stdout and "%!" not in done.stdout
     assert any(hook["metadata"].get("annotations", {}).get("helm.sh/hook") == "test" for hook in scene("defaults").objects)
 

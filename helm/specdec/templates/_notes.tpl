@@ -1,3 +1,10 @@
+{{/* Flags by which a command of ours reaches the orchestrators of this release, each with a space in front. Takes the root. */}}
+{{- define "specdec.callersFlags" -}}
+{{- if .Values.tls.front.enabled }} --tls-ca ca.crt --tls-server-name {{ include "specdec.objectName" (dict "root" . "component" "orchestrator") }}{{ end }}
+{{- if .Values.tls.front.clientCertificates }} --tls-cert tls.crt --tls-key tls.key{{ end }}
+{{- if .Values.auth.existingSecret }} --token-file token{{ end }}
+{{- end -}}
+
 {{/* What is allowed and perhaps not meant, a line each. Takes the root. */}}
 {{- define "specdec.warnings" -}}
 {{- $all := .Values -}}
