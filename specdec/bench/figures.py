@@ -113,6 +113,30 @@ def careful_ratio(ours: Sequence[float], others: Sequence[float], confidence: fl
     return Ratio(found.mean, min(found.low, math.exp(between[0])), max(found.high, math.exp(between[1])), found.pairs)
 
 
+def chance(pairs: Sequence[float]) -> float:
+    """p of Student's test that the geometric mean of these ratios is 1; 1.0 for fewer than two of them."""
+    logs = [math.log(one) for one in pairs if one > 0]
+    if len(logs) < 2:
+        return 1.0
+    spread = statistics.stdev(logs) / math.sqrt(len(logs))
+    mean = abs(statistics.fmean(logs))
+    return 1.0 - student_within(mean / spread, len(logs) - 1) if spread else float(not mean)
+
+
+def sure_together(chances: Sequence[float], wrong: float = 1.0 - CONFIDENCE) -> list[bool]:
+    """Which of many tests hold when they are looked at together: of those that hold, at most a share of `wrong` is expected to be chance
+    (Benjamini and Hochberg, "Controlling the false discovery rate", JRSS B 1995)."""
+    ordered = sorted(chances)
+    most = max((p for rank, p in enumerate(ordered, 1) if p <= wrong * rank / len(ordered)), default=-1.0)
+    return [p <= most for p in chances]
+
+
+def more_often(ours: int, others: int, confidence: float = CONFIDENCE) -> bool:
+    """Whether `ours` is more than `others` beyond chance, of as many tries: the sign test, one-sided, exact."""
+    total = ours + others
+    return ours > others and sum(math.comb(total, k) for k in range(ours, total + 1)) <= (1 - confidence) * 2**total
+
+
 def student_quantile(freedom: int, confidence: float) -> float:
     """t with P(-t < T < t) = confidence, by bisection of the exact distribution; `freedom` at least 1, `confidence` below 1."""
     low, high = 0.0, 1.0

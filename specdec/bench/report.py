@@ -13,6 +13,7 @@ from specdec.bench.store import Kept
 from specdec.bench.timings import Limits
 
 FORMAT = 2  # of the JSON
+OVERLOADED, LEAST_HALF = 1.5, 4  # times as long as it should take; answers of a half
 
 
 class Runs(Protocol):
@@ -40,6 +41,10 @@ def report(outcome: Outcome, about: Mapping[str, Any], runs: Runs | None = None,
             cells.append(cell_of(experiment, cell, found, asked))
             doubts |= dict.fromkeys(_doubts(experiment, found))
             in_force |= {run.turn.way: dict(run.settings) for run in found if run.settings}
+    verdict.judge_together(cells, experiment.baseline)
+    all_figures = [figure for cell in cells for figure in cell["ways"].values()]
+    others = [figure for cell in cells for way, figure in cell["ways"].items() if way != experiment.baseline]
+    doubts |= dict.fromkeys(_of_figures(cells, experiment.baseline))
     together = slices.slices(cells, asked.margin, experiment.baseline)
     return {
         "format": FORMAT,
@@ -48,13 +53,14 @@ def report(outcome: Outcome, about: Mapping[str, Any], runs: Runs | None = None,
         "complete": outcome.complete,
         "notes": [*outcome.notes, *doubts],
         "settings": _settings(experiment, asked) | {"in_force": in_force},
-        "summary": verdict.summary(cells, together[0] if together else None),
+        "summary": verdict.summary(cells, together[0] if together else None, experiment.baseline),
         "slices": together,
         "break_even_load": _loads(cells),
-        "memory": economics.most_of(one for cell in cells for figure in cell["ways"].values() for one in figure["memory"]),
+        "memory": economics.most_of(one for figure in all_figures for one in figure["memory"]),
         "cells": cells,
-        "differing": sum(figure["differing"] or 0 for cell in cells for figure in cell["ways"].values()),
-        "errors": sum(figure["errors"] for cell in cells for figure in cell["ways"].values()),
+        "differing": sum(figure["differing"] or 0 for figure in others),
+        "compared": sum(figure["compared"] for figure in others if figure["differing"] is not None),
+        "errors": sum(figure["errors"] for figure in all_figures),
         **({"turns": [to_json(run) for run in kept]} if runs is None else {}),
     }
 
@@ -79,13 +85,16 @@ def _settings(experiment: Experiment, asked: Asked) -> dict[str, Any]:
 def cell_of(experiment: Experiment, cell: Cell, runs: Sequence[Run], asked: Asked) -> dict[str, Any]:
     by_way = {way: {run.turn.repeat: run for run in runs if run.turn.way == way} for way in experiment.ways}
     base = by_way.get(experiment.baseline, {})
-    ways = {way: _way(list(held.values()), base, held, cell, asked) for way, held in by_way.items() if held}
+    plain = list(by_way.get(NONE, {}).values())
+    ways = {way: _way(list(held.values()), base, held, plain, cell, asked) for way, held in by_way.items() if held}
     given = verdict.verdict(ways, experiment.baseline, cell.rate is not None, asked.margin)
     told = {name: value for name, value in asdict(cell).items() if value is not None}
     return {"name": str(cell), "load": cell.load, "shape": cell.shape, **told, "ways": ways, "verdict": given.told() if given else None}
 
 
-def _way(runs: Sequence[Run], base: Mapping[int, Run], held: Mapping[int, Run], cell: Cell, asked: Asked) -> dict[str, Any]:
+def _way(
+    runs: Sequence[Run], base: Mapping[int, Run], held: Mapping[int, Run], plain: Sequence[Run], cell: Cell, asked: Asked
+) -> dict[str, Any]:
     told = timings.acceptance(runs)
     settings: Mapping[str, Any] = next((run.settings for run in runs if run.settings), {})
     return {
@@ -93,7 +102,7 @@ def _way(runs: Sequence[Run], base: Mapping[int, Run], held: Mapping[int, Run], 
         **timings.latencies(runs),
         **told,
         **_compared(held, base, cell),
-        "economics": economics.of_way(list(base.values()), runs, told) if told["share_with_block"] else {},
+        "economics": economics.of_way(plain, runs, told) if told["share_with_block"] else {},
         "phases": economics.phases(runs),
         "memory": economics.memory(runs),
         "draft_busy": _rounded(economics.draft_busy(runs)),
@@ -105,24 +114,38 @@ def _way(runs: Sequence[Run], base: Mapping[int, Run], held: Mapping[int, Run], 
 
 
 def _compared(held: Mapping[int, Run], base: Mapping[int, Run], cell: Cell) -> dict[str, Any]:
-    """`ratio` over the repeats that both have: of rates, in an open loop of the mean times of an answer. `differing` None where the method
-    promises the distribution, not the text."""
-    both = sorted(held.keys() & base.keys())
+    """`ratio` over the repeats that both have: of rates, in an open loop of the mean times of the answers that came whole in both.
+    `left_out` = repeats that are not in it, since other answers failed in one than in the other. `differing` None where the text is not
+    promised; `compared` = answers that both have; `unlike` = those of them that differ, promised or not."""
+    shared = sorted(held.keys() & base.keys())
+    alike = [r for r in shared if _failed(held[r]) == _failed(base[r])]
     if cell.rate is None:
+        both = alike or shared  # where some fail in every repeat, what came is what is compared
         ours, others = [held[r].rate for r in both], [base[r].rate for r in both]
     else:
-        ours, others = [_mean_s(base[r]) for r in both], [_mean_s(held[r]) for r in both]
+        both = shared
+        ours, others = [_mean_s(base[r], held[r]) for r in both], [_mean_s(held[r], base[r]) for r in both]
     found = figures.careful_ratio(ours, others)
-    promised = all(_text_is_promised(held[r]) for r in both)
+    pairs = [pair for r in shared for pair in _pairs(held[r], base[r])]
+    unlike = sum(not same_text(a, b) for a, b in pairs)
     return {
         "ratio": None if found is None else {key: value if value is None else round(value, 4) for key, value in asdict(found).items()},
         "pairs": [round(a / b, 4) for a, b in zip(ours, others, strict=True) if a > 0 and b > 0],
-        "differing": sum(not same_text(a, b) for r in both for a, b in _pairs(held[r], base[r])) if promised else None,
+        "left_out": len(shared) - len(both),
+        "differing": unlike if all(_text_is_promised(run) for r in shared for run in (held[r], base[r])) else None,
+        "compared": len(pairs),
+        "unlike": unlike,
     }
 
 
-def _mean_s(run: Run) -> float:
-    return sum(one.total_s for one in run.answers) / len(run.answers) if run.answers else 0.0
+def _failed(run: Run) -> set[int]:
+    return {one.seed for one in run.said if one.error}
+
+
+def _mean_s(run: Run, other: Run) -> float:
+    """Of the answers that came whole in both: else a way that refuses whoever would have waited seems fast."""
+    times = [ours.total_s for ours, _ in _pairs(run, other)]
+    return sum(times) / len(times) if times else 0.0
 
 
 def _pairs(one: Run, other: Run) -> Iterable[tuple[Said, Said]]:
@@ -136,6 +159,11 @@ def same_text(one: Said, other: Said) -> bool:
 
 
 def _text_is_promised(run: Run) -> bool:
+    return bool(run.settings.get("batch_invariant", True)) and _text_is_wanted(run)
+
+
+def _text_is_wanted(run: Run) -> bool:
+    """But for rounding."""
     return run.turn.cell.temperature == 0 or run.settings.get("rejection_sample_method") in ("coupled", None)
 
 
@@ -152,8 +180,13 @@ def _doubts(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
         doubts.append("fixed: no proposal was verified; is there a draft?")
     if any(not run.settings.get("batch_invariant", True) for run in runs):
         doubts.append("this engine is not batch-invariant: texts are the target's within rounding only, and may differ")
-    if any(not _text_is_promised(run) for run in runs):
+    if any(not _text_is_wanted(run) for run in runs):
         doubts.append("method standard: above temperature 0 the distribution is promised and not the text, which is not compared")
+    blocks = {run.settings.get("num_speculative_tokens") for run in by_way.get(FIXED, ()) if run.answers}
+    if len(blocks) > 1:
+        told = ", ".join(sorted(map(str, blocks)))
+        doubts.append(f"fixed: blocks of {told} were in force: the service was set otherwise meanwhile, and the figures are of both")
+    doubts += _slow(experiment, runs)
     short = [run for run in runs if run.turn.cell.prompt_tokens and any(0 < one.prompt_tokens < 0.9 * run.turn.cell.prompt_tokens
              or one.prompt_tokens > 1.1 * run.turn.cell.prompt_tokens for one in run.answers)]  # fmt: skip
     if short:
@@ -163,15 +196,51 @@ def _doubts(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
     return doubts
 
 
+def _of_figures(cells: Sequence[Mapping[str, Any]], baseline: str) -> Iterable[str]:
+    loose = [figure for cell in cells for way, figure in cell["ways"].items() if figure["differing"] is None and way != baseline]
+    if unlike := sum(figure["unlike"] for figure in loose):
+        compared = sum(figure["compared"] for figure in loose)
+        yield f"{unlike} of {compared} texts are not those of {baseline} where the text is not promised"
+    for cell in cells:
+        for way, figure in cell["ways"].items():
+            if figure["left_out"]:
+                yield (
+                    f"{cell['name']}, {way}: {figure['left_out']} repeats are not in its ratio, since other answers failed in them than "
+                    f"with {baseline}"
+                )
+
+
+def _slow(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
+    """Where questions of an open loop came faster than they were answered."""
+    found = []
+    for way in experiment.ways:
+        held = [run for run in runs if run.turn.way == way and run.turn.cell.rate is not None]
+        if held and 2 * sum(_falls_behind(run, experiment.due(run.turn)) for run in held) > len(held):
+            found.append(
+                f"{held[0].turn.cell}, {way}: questions came faster than they were answered; the times are those of a queue that grows, "
+                "and would be longer with a larger --batch"
+            )
+    return found
+
+
+def _falls_behind(run: Run, due: Sequence[float]) -> bool:
+    """It takes much longer than its arrivals, and whoever comes late waits much longer than whoever came first."""
+    times = [one.total_s for one in run.answers]
+    half = len(times) // 2
+    if half < LEAST_HALF or run.seconds - min(times) <= OVERLOADED * due[-1]:
+        return False
+    return sum(times[-half:]) > OVERLOADED * sum(times[:half])
+
+
 def _loads(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Where each way stops paying as the load grows, the rest being equal."""
     found = []
     for shape in dict.fromkeys(cell["shape"] for cell in cells):
         of_shape = [cell for cell in cells if cell["shape"] == shape]
         for way in dict.fromkeys(way for cell in of_shape for way in cell["ways"]):
-            points = [(cell.get("rate") or cell["concurrency"], cell["ways"][way]["ratio"]["mean"]) for cell in of_shape
-                      if cell["ways"].get(way, {}).get("ratio")]  # fmt: skip
-            load = whatif.break_even_load([x for x, _ in points], [y for _, y in points])
+            held = [(cell.get("rate") or cell["concurrency"], cell["ways"][way]["ratio"]) for cell in of_shape
+                    if cell["ways"].get(way, {}).get("ratio")]  # fmt: skip
+            load = whatif.break_even_load([x for x, _ in held], [(told["mean"], told["low"], told["high"]) for _, told in held])
             if load is not None:
                 found.append({"shape": shape, "way": way, "load": round(load, 2)})
     return found

@@ -4,8 +4,9 @@
     costs     the whole interval lies below 1, and the ratio is at most 1 - margin
     neutral   anything else: `decided` tells an interval within 1 ± margin from one that is too wide to say
 
-A way whose texts differ where equality is promised, or whose answers fail more often than without speculation, is not advised whatever
-it gains.
+A way whose texts differ where equality is promised, or whose answers fail more often than without speculation beyond chance, is not
+advised whatever it gains: it costs, and `defect` tells why. Where more failed, and that may be chance, it does not pay yet. Of many
+cells some intervals miss the truth by chance: `together` tells whether a verdict also holds when all of them are looked at together.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specdec.bench import economics
+from specdec.bench import economics, figures
+from specdec.bench.experiment import NONE
 
 PAYS, NEUTRAL, COSTS = "pays", "neutral", "costs"
 WORDS = (PAYS, NEUTRAL, COSTS)
 MARGIN = 0.03
 SLOW_FIRST_TOKEN = 1.1
+FEW_FAILURES = 0.01  # more failed answers than without speculation, as a share of all, that do not matter
 RANK = {PAYS: 2, NEUTRAL: 1, COSTS: 0}
 
 
@@ -33,6 +36,8 @@ class Verdict:
     ratio: float
     low: float | None
     high: float | None
+    defect: str = ""
+    together: bool = True
     reasons: tuple[str, ...] = ()
     advised: Mapping[str, Any] = field(default_factory=dict)
 
@@ -58,21 +63,30 @@ def verdict(ways: Mapping[str, Mapping[str, Any]], baseline: str, open_loop: boo
     if not rated or baseline not in ways:
         return None
     words = {way: word_of(*_interval(figure), margin) for way, figure in rated.items()}
-    sound = {way for way, figure in rated.items() if _sound(figure, ways[baseline])}
+    for way, figure in rated.items():
+        if words[way][0] == PAYS and _fails_more(figure, ways[baseline]):
+            words[way] = NEUTRAL, False
+    defects = {way: _defect(figure, ways[baseline]) for way, figure in rated.items()}
     way = max(
-        rated, key=lambda name: (name in sound, *_rank(words[name][0], bool(rated[name].get("adaptive")), rated[name]["ratio"]["mean"]))
+        rated, key=lambda name: (not defects[name], *_rank(words[name][0], bool(rated[name].get("adaptive")), rated[name]["ratio"]["mean"]))
     )
     word, decided = words[way]
     ratio, low, high = _interval(rated[way])
-    if way not in sound:
+    if defects[way]:
         word, decided = COSTS, True
     reasons = [
-        *_defects(rated, ways[baseline]),
-        _headline(way, word, decided, (ratio, low, high), margin, open_loop),
+        *_troubles(rated, ways[baseline], baseline),
+        _headline(way, words[way], (ratio, low, high), margin, open_loop, baseline),
         *_others(rated, words, way),
-        *_why(rated[way], ways[baseline]),
+        *_why(rated[way], ways[baseline], baseline),
     ]
-    return Verdict(word, decided, way, ratio, low, high, tuple(reasons), _advised(word, way, rated[way]))
+    advised = _advised(word, way, rated[way], baseline, ways[baseline])
+    return Verdict(word, decided, way, ratio, low, high, defects[way], reasons=tuple(reasons), advised=advised)
+
+
+def without(baseline: str) -> str:
+    """What the ways are compared with, in words."""
+    return "no speculation" if baseline == NONE else f"the way {baseline}"
 
 
 def _interval(figure: Mapping[str, Any]) -> tuple[float, float | None, float | None]:
@@ -80,31 +94,39 @@ def _interval(figure: Mapping[str, Any]) -> tuple[float, float | None, float | N
     return ratio["mean"], ratio["low"], ratio["high"]
 
 
-def _sound(figure: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
-    return not figure.get("differing") and figure.get("errors", 0) <= base.get("errors", 0)
+def _defect(figure: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    if figure.get("differing"):
+        return "texts differ"
+    return "answers fail" if figures.more_often(figure.get("errors", 0), base.get("errors", 0)) else ""
 
 
-def _defects(rated: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any]) -> list[str]:
-    found = [f"{way}: {figure['differing']} texts differ from those without speculation, which must not be: a defect, do not use it"
+def _fails_more(figure: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    more = figure.get("errors", 0) - base.get("errors", 0)
+    return bool(more > FEW_FAILURES * (figure.get("answers", 0) + figure.get("errors", 0)))
+
+
+def _troubles(rated: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any], baseline: str) -> list[str]:
+    against = without(baseline)
+    found = [f"{way}: {figure['differing']} texts differ from those of {against}, which must not be: a defect, do not use it"
              for way, figure in rated.items() if figure.get("differing")]  # fmt: skip
-    return found + [
-        f"{way}: {figure['errors']} answers failed, {base.get('errors', 0)} without speculation"
-        for way, figure in rated.items()
-        if figure.get("errors", 0) > base.get("errors", 0)
-    ]
+    failed = {way: figure.get("errors", 0) for way, figure in rated.items()}
+    before = base.get("errors", 0)
+    found += [f"{way}: {count} answers failed, {before} with {against}" for way, count in failed.items() if count != before]
+    return found
 
 
 def _headline(
-    way: str, word: str, decided: bool, interval: tuple[float, float | None, float | None], margin: float, open_loop: bool
+    way: str, word: tuple[str, bool], interval: tuple[float, float | None, float | None], margin: float, open_loop: bool, baseline: str
 ) -> str:
     ratio, low, high = interval
     what = "answers are done in 1/{:.2f} of the time" if open_loop else "{:.2f} times the tokens per second"
     between = "one repeat, so no interval" if low is None or high is None else f"95 %: {low:.2f} to {high:.2f}"
-    told = f"{way}: {what.format(ratio)} of no speculation ({between})"
-    if word == NEUTRAL and decided:
+    told = f"{way}: {what.format(ratio)} of {without(baseline)} ({between})"
+    if word == (NEUTRAL, True):
         return f"{told}: the same within {margin:.0%}"
-    if word == NEUTRAL:
-        return f"{told}: too uncertain to say; more --repeats would tell"
+    if word == (NEUTRAL, False):
+        why = "more answers failed, which may be chance" if low is not None and low > 1.0 + margin else "too uncertain to say"
+        return f"{told}: {why}; more --repeats would tell"
     return told
 
 
@@ -112,7 +134,7 @@ def _others(rated: Mapping[str, Mapping[str, Any]], words: Mapping[str, tuple[st
     return [f"{other} {words[other][0]} ({figure['ratio']['mean']:.2f})" for other, figure in rated.items() if other != way]
 
 
-def _why(figure: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
+def _why(figure: Mapping[str, Any], base: Mapping[str, Any], baseline: str = NONE) -> list[str]:
     """What the ratio is made of, and what it does not tell."""
     reasons = []
     costs = figure.get("economics") or {}
@@ -128,10 +150,10 @@ def _why(figure: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
                 f"acceptance per proposal {costs['constant_acceptance']:.2f}; "
                 f"it pays from {costs['break_even_acceptance']:.2f} on at this cost"
             )
-            best, modelled = costs["best_k"], dict(map(tuple, costs["curve"]))
+            best, block, modelled = costs["best_k"], round(figure["mean_block"]), dict(map(tuple, costs["curve"]))
             if not figure.get("adaptive") and best and abs(best - figure["mean_block"]) >= 1:
-                reasons.append(f"modelled: blocks of {best} would give {modelled[best]:.2f} times, of {round(figure['mean_block'])} "
-                               f"{modelled[round(figure['mean_block'])]:.2f} times")  # fmt: skip
+                beside = f", of {block} {modelled[block]:.2f} times" if block in modelled else ""
+                reasons.append(f"modelled: blocks of {best} would give {modelled[best]:.2f} times{beside}")
         else:
             reasons.append("at this cost of a round not even a draft that is always right would pay")
     elif figure.get("share_with_block", 0.0) < economics.LEAST_SHARE:
@@ -140,14 +162,19 @@ def _why(figure: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
     if before and first > SLOW_FIRST_TOKEN * before:
         reasons.append(f"the first token comes later: {first:.0f} ms for {before:.0f} ms")
     if figure.get("goodput_share") is not None and base.get("goodput_share") is not None:
-        reasons.append(f"within the limits: {figure['goodput_share']:.0%} of the answers, {base['goodput_share']:.0%} without speculation")
+        reasons.append(
+            f"within the limits: {figure['goodput_share']:.0%} of the answers, {base['goodput_share']:.0%} with {without(baseline)}"
+        )
     return reasons
 
 
-def _advised(word: str, way: str, figure: Mapping[str, Any]) -> dict[str, Any]:
+def _advised(word: str, way: str, figure: Mapping[str, Any], baseline: str = NONE, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the way should be set to, or, where it does not pay, what it was compared with."""
     costs, k = figure.get("economics") or {}, figure.get("num_speculative_tokens") or 0
     adaptive = bool(figure.get("adaptive"))
     if word == COSTS or (word == NEUTRAL and not adaptive):
+        if baseline != NONE and base is not None:
+            return _advised(PAYS, baseline, base)
         return {"disable_spec_decode": True, "num_speculative_tokens": 0, "drafts": 0}
     drafts = economics.drafts_needed(figure.get("draft_busy"), figure.get("drafts") or 1)
     if adaptive:  # it chooses up to a maximum, which should leave room
@@ -158,7 +185,18 @@ def _advised(word: str, way: str, figure: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- of the whole sweep
 
 
-def summary(cells: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def judge_together(cells: Sequence[dict[str, Any]], baseline: str) -> None:
+    """Writes into each "verdict" whether it holds together with all others: every way of every cell was a chance to be wrong."""
+    looked_at = [(cell, way, figure) for cell in cells for way, figure in cell["ways"].items() if way != baseline and figure.get("ratio")]
+    sure = figures.sure_together([figures.chance(figure["pairs"]) for _, _, figure in looked_at])
+    holds = {(id(cell), way): one for (cell, way, _), one in zip(looked_at, sure, strict=True)}
+    for cell in cells:
+        given = cell.get("verdict")
+        if given and given["word"] != NEUTRAL and not given["defect"]:
+            given["together"] = holds[id(cell), given["way"]]
+
+
+def summary(cells: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None = None, baseline: str = NONE) -> dict[str, Any]:
     """`cells` with a "verdict"; `whole` = the slice of all of them (slices.py). `headline` for who reads nothing else; `advised` = what
     serves all of them best, where they are not told apart."""
     found = [cell["verdict"] for cell in cells if cell.get("verdict")]
@@ -166,25 +204,40 @@ def summary(cells: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None 
     counts["undecided"] = len(found) - sum(counts.values())
     if not found:
         return {"word": NEUTRAL, "headline": "Nothing was compared.", "counts": counts, "sentences": [], "advised": {}}
+    subject = "Speculation" if baseline == NONE else f"Another way than {baseline}"
     word = next((word for word in (PAYS, COSTS) if 2 * counts[word] >= len(found)), NEUTRAL)
-    headline, sentences, advised = _sentence(counts, len(found)), _ranges(cells), dict(found[0]["advised"])
+    headline, sentences, advised = _sentence(counts, len(found), subject), _ranges(cells), dict(found[0]["advised"])
+    sentences += _by_chance(cells)
     if whole is not None and whole["ways"]:
-        way, advised = _serves_all(cells, whole)
+        way, advised = _serves_all(cells, whole, baseline)
         sentences = [_together(whole), *sentences]
         if 2 * counts["undecided"] > len(found):  # then what they say together is what can be said
             word, sentences = whole["ways"][way]["word"], [headline, *sentences]
-            told = {PAYS: "speculation pays", NEUTRAL: "no difference was found", COSTS: "speculation costs more than it gains"}[word]
-            headline = f"Over all cases together {told}."
+            told = {
+                PAYS: f"{subject.lower()} pays",
+                NEUTRAL: "no difference was found",
+                COSTS: f"{subject.lower()} costs more than it gains",
+            }
+            headline = f"Over all cases together {told[word]}."
     return {"word": word, "headline": headline, "counts": counts, "sentences": sentences, "advised": advised}
 
 
-def _serves_all(cells: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _by_chance(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What not to make much of."""
+    shaky = [cell["name"] for cell in cells if cell.get("verdict") and not cell["verdict"].get("together", True)]
+    if not shaky:
+        return []
+    names = "; ".join(shaky[:4]) + (f"; and {len(shaky) - 4} more" if len(shaky) > 4 else "")
+    return [f"May be chance, since so many cases were looked at ({len(cells)}), and would need more --repeats: {names}."]
+
+
+def _serves_all(cells: Sequence[Mapping[str, Any]], whole: Mapping[str, Any], baseline: str) -> tuple[str, dict[str, Any]]:
     """The way that gains most over all cells, and what most of them would set for it."""
-    figures = {way: [cell["ways"][way] for cell in cells if way in cell["ways"]] for way in whole["ways"]}
-    adaptive = {way: any(figure.get("adaptive") for figure in held) for way, held in figures.items()}
+    held = {way: [(cell["ways"][way], cell["ways"].get(baseline)) for cell in cells if way in cell["ways"]] for way in whole["ways"]}
+    adaptive = {way: any(figure.get("adaptive") for figure, _ in pairs) for way, pairs in held.items()}
     way = max(whole["ways"], key=lambda name: _rank(whole["ways"][name]["word"], adaptive[name], whole["ways"][name]["mean"]))
-    word = COSTS if any(figure.get("differing") for figure in figures[way]) else whole["ways"][way]["word"]
-    told = [_advised(word, way, figure) for figure in figures[way]]
+    word = COSTS if any(figure.get("differing") for figure, _ in held[way]) else whole["ways"][way]["word"]
+    told = [_advised(word, way, figure, baseline, base) for figure, base in held[way]]
     return way, max(told, key=told.count)
 
 
@@ -201,18 +254,18 @@ def _together(whole: Mapping[str, Any]) -> str:
     return f"Over all {whole['cells']} cases together: {', '.join(parts)}."
 
 
-def _sentence(counts: Mapping[str, int], total: int) -> str:
+def _sentence(counts: Mapping[str, int], total: int, subject: str) -> str:
     every = {PAYS: "pays", COSTS: "costs more than it gains", NEUTRAL: "makes no difference"}
     for word, told in every.items():
         if counts[word] == total:
-            return f"Speculation {told}{' everywhere it was measured' if total > 1 else ''}."
+            return f"{subject} {told}{' everywhere it was measured' if total > 1 else ''}."
     if counts["undecided"] == total:
         return "The intervals are too wide to decide."
     parts = [f"pays in {counts[PAYS]} of {total} cases"]
     parts += [f"costs in {counts[COSTS]}"] if counts[COSTS] else []
     parts += [f"makes no difference in {counts[NEUTRAL]}"] if counts[NEUTRAL] else []
     parts += [f"is undecided in {counts['undecided']}"] if counts["undecided"] else []
-    return f"Speculation {', '.join(parts)}."
+    return f"{subject} {', '.join(parts)}."
 
 
 def _ranges(cells: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from specdec.bench.figures import expected_gain, expected_length
 
@@ -135,12 +136,18 @@ def break_even_draft_ms(setting: Setting, k: int) -> float | None:
     return _first(lambda ms: waiting(replace(setting, draft_step_ms=ms), k).ratio < 1.0, most)
 
 
-def break_even_load(loads: Sequence[float], ratios: Sequence[float]) -> float | None:
-    """The load from which speculation no longer pays, between two that were measured, on a logarithmic scale; None where
-    it never crosses."""
-    points = sorted(zip(loads, ratios, strict=True))
-    for (left, before), (right, after) in zip(points, points[1:], strict=False):
-        if before >= 1.0 > after:
+Interval = tuple[float, float | None, float | None]  # ratio, low, high
+
+
+def break_even_load(loads: Sequence[float], ratios: Sequence[Interval]) -> float | None:
+    """The load from which speculation no longer pays, between two that were measured, on a logarithmic scale; None where it never crosses,
+    and where it only seems to: some load must surely pay, and some beyond it surely cost."""
+    points = sorted(zip(loads, ratios, strict=True), key=lambda one: one[0])
+    paid = False
+    for (left, (before, low, _)), (right, (after, _, _)) in pairwise(points):
+        paid = paid or (low is not None and low > 1.0)
+        costs = any(high is not None and high < 1.0 for load, (_, _, high) in points if load >= right)
+        if before >= 1.0 > after and paid and costs:
             share = (before - 1.0) / (before - after)
             return float(math.exp(math.log(left) + share * (math.log(right) - math.log(left))))
     return None

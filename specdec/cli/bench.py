@@ -147,18 +147,26 @@ async def _measure(endpoint: str, processes: Sequence[Process], work: _Work) -> 
 
 
 def _show(work: _Work) -> int:
-    """Prints and writes what was found; the number of texts that differ."""
-    from specdec.bench import tables
+    """Prints and writes what was found; the number of texts that differ. Raises InvalidRequest where it cannot be written."""
     from specdec.bench.report import report
 
     found = report(work.outcome, work.about, work.store, work.asked)
     try:
         told = _write(found, work)
     except OSError as error:  # what was measured is told all the same
-        told = [f"not written: {error.filename or work.arguments.out}: {error.strerror}; mend it, and the same command writes it again"]
+        _print(found, work, [])
+        place = f"{error.filename or work.arguments.out}: {error.strerror}"
+        raise InvalidRequest("--out", f"{place}; mend it, and the same command writes it again") from error
+    _print(found, work, told)
+    return int(found["differing"])
+
+
+def _print(found: dict[str, Any], work: _Work, told: list[str]) -> None:
+    from specdec.bench import tables
+
     if work.arguments.json:
         print(json.dumps(found))
-        return int(found["differing"])
+        return
     colour = sys.stdout.isatty() and not no_color()
     if found["simulated"]:
         print("simulated: nothing here says how fast a model is")
@@ -177,7 +185,6 @@ def _show(work: _Work) -> int:
     if not work.outcome.complete:
         print("note: not complete: ended before the last turn")
     print("\n".join([*told, f"texts that differ from {work.outcome.experiment.baseline}: {found['differing']}"]), flush=True)
-    return int(found["differing"])
 
 
 def _write(found: dict[str, Any], work: _Work) -> list[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 
-from specdec.bench import advice, economics, tables, verdict
+from specdec.bench import advice, economics, figures, tables, verdict
 from specdec.bench.advice import Change, Counters
 from specdec.bench.experiment import Experiment
 from specdec.bench.report import Asked
@@ -74,12 +74,18 @@ def test_what_was_put_in_comes_out(found: dict[str, Any]) -> None:
 def test_reasons_tell_rounds_acceptance_goodput_and_defects(found: dict[str, Any]) -> None:
     words = "\n".join(tables.reasons(cell(found, "1 stream, T = 0, code")))
     assert "pays" in words and "it pays from 0.2" in words and "within the limits" in words and "num_speculative_tokens" in words
-    ways = {NONE: figure(1.0), FIXED: figure(2.0, differing=1), AUTO: figure(1.5, errors=2)}
+    ways = {NONE: figure(1.0), FIXED: figure(2.0, differing=1), AUTO: figure(1.5, errors=5)}
     given = verdict.verdict(ways, NONE)
     assert given is not None and given.word == COSTS and given.advised["disable_spec_decode"]
-    assert "1 texts differ" in given.reasons[0] and "2 answers failed" in given.reasons[1]
+    assert "1 texts differ" in given.reasons[0] and "5 answers failed" in given.reasons[1] and given.defect == "texts differ"
     sound = verdict.verdict({**ways, AUTO: figure(1.5)}, NONE)
     assert sound is not None and (sound.word, sound.way) == (PAYS, AUTO)
+    fails = verdict.verdict({NONE: figure(1.0), AUTO: figure(1.5, errors=5, answers=35)}, NONE)
+    assert fails is not None and (fails.word, fails.defect) == (COSTS, "answers fail")
+    some = verdict.verdict({NONE: figure(1.0), AUTO: figure(1.5, errors=4, answers=36)}, NONE)
+    assert some is not None and (some.word, some.decided, some.defect) == (NEUTRAL, False, "") and "may be chance" in some.reasons[1]
+    few = verdict.verdict({NONE: figure(1.0), AUTO: figure(1.5, errors=4, answers=500)}, NONE)
+    assert few is not None and few.word == PAYS and "4 answers failed, 0 with no speculation" in few.reasons[0]
     slow = verdict.verdict({NONE: figure(1.0), FIXED: figure(1.3, first_token_ms_p50=30.0)}, NONE)
     assert slow is not None and any("first token comes later" in reason for reason in slow.reasons)
     assert verdict.verdict({NONE: figure(1.0)}, NONE) is None
@@ -88,6 +94,88 @@ def test_reasons_tell_rounds_acceptance_goodput_and_defects(found: dict[str, Any
 def figure(ratio: float, **more: Any) -> dict[str, Any]:
     told = {"ratio": {"mean": ratio, "low": 0.95 * ratio, "high": 1.05 * ratio}, "differing": 0, "errors": 0, "first_token_ms_p50": 10.0}
     return {**told, "share_with_block": 0.0, "num_speculative_tokens": 3, "economics": {}, **more}
+
+
+def test_another_baseline_is_named_and_advised() -> None:
+    """Without the way none nothing is said of speculation as such, and no cost of a block is made up from rounds that have one."""
+    experiment: Experiment = replace(GRID, ways=(FIXED, AUTO))
+    told = made_up([run for run in runs() if run.turn.way != NONE], experiment)
+    given = [one["verdict"] for one in told["cells"]]
+    assert told["summary"]["headline"].startswith(("Another way than fixed", "Over all cases together"))
+    assert all("of the way fixed" in one["reasons"][0] and not one["advised"].get("disable_spec_decode") for one in given)
+    assert not any(figure["economics"] for one in told["cells"] for figure in one["ways"].values())
+
+
+def test_repeats_in_which_others_failed_are_not_compared() -> None:
+    """A turn that lost its answers to a restart is no measurement of the way; in an open loop both answers to a question must have come."""
+    kept = runs()
+    number = next(i for i, run in enumerate(kept) if (run.turn.way, run.turn.repeat) == (NONE, 1))
+    lost = replace(kept[number].said[0], token_ids=(), arrivals=(), error="Unavailable: gone", total_s=0.01)
+    kept[number] = replace(kept[number], said=(lost, *kept[number].said[1:]), seconds=30.0)
+    told = made_up(kept)
+    ways = cell(told, str(kept[number].turn.cell))["ways"]
+    assert ways[FIXED]["left_out"] == 1 and ways[FIXED]["ratio"]["pairs"] == GRID.repeats - 1
+    assert max(ways[FIXED]["pairs"]) < 4.0 and any("1 repeats are not in its ratio" in note for note in told["notes"])
+    experiment = replace(GRID, rates=(2.0,), kinds=("code",))
+    opened = runs(experiment)
+    before = made_up(opened, experiment)["cells"][0]["ways"][FIXED]["ratio"]["mean"]
+    for i, run in enumerate(opened):  # without speculation the slower half is refused
+        if run.turn.way == NONE:
+            slow = sorted(run.said, key=lambda one: one.total_s)[len(run.said) // 2 :]
+            said = tuple(replace(one, error="Overloaded: no room", token_ids=()) if one in slow else one for one in run.said)
+            opened[i] = replace(run, said=said)
+    after = made_up(opened, experiment)["cells"][0]["ways"][FIXED]
+    assert after["ratio"]["mean"] == pytest.approx(before, rel=0.05) and after["ratio"]["pairs"] == GRID.repeats
+
+
+def test_a_queue_that_grows_is_told() -> None:
+    experiment = replace(GRID, rates=(2.0,), kinds=("code",), batch=16)
+    turns = [one for one in runs(experiment) if one.turn.way == NONE]
+    slow = [replace(one, seconds=40.0, said=tuple(replace(one.said[0], seed=i, total_s=1.0 + 2.0 * i) for i in range(16))) for one in turns]
+    quick = [replace(one, seconds=9.0, said=tuple(replace(one.said[0], seed=i) for i in range(16))) for one in turns]
+    assert any("faster than they were answered" in note for note in made_up(slow, experiment)["notes"])
+    assert not any("faster than they were answered" in note for note in made_up(quick, experiment)["notes"])
+
+
+def test_texts_within_rounding_are_counted_and_no_defect() -> None:
+    kept = [replace(one, settings={**one.settings, "batch_invariant": False}) for one in runs()]
+    number = next(i for i, run in enumerate(kept) if run.turn.way == FIXED)
+    kept[number] = replace(kept[number], said=(replace(kept[number].said[0], text_hash="other"), *kept[number].said[1:]))
+    told = made_up(kept)
+    assert told["differing"] == 0 == told["compared"] and not any(one["verdict"]["defect"] for one in told["cells"])
+    assert any(note.startswith("1 of ") and "not promised" in note for note in told["notes"])
+
+
+def test_of_many_cells_some_are_chance() -> None:
+    """The more is looked at, the surer each must be. p by scipy."""
+    pairs = [1.1, 1.2, 1.15, 1.3]
+    assert figures.chance(pairs) == pytest.approx(scipy.stats.ttest_1samp(np.log(pairs), 0.0).pvalue)
+    chances = np.random.default_rng(1).uniform(size=40) ** 3
+    assert figures.sure_together(list(chances)) == (scipy.stats.false_discovery_control(chances) <= 0.05).tolist()
+    assert (
+        figures.sure_together([]) == [] and figures.chance([1.2]) == 1.0 == figures.chance([1.0, 1.0]) and figures.chance([2.0, 2.0]) == 0
+    )
+    assert [figures.more_often(*both) for both in ((5, 0), (4, 0), (9, 8), (20, 5), (0, 0))] == [True, False, False, True, False]
+    # Ratios that are 1, measured with noise: single intervals call some of 200 cells, together hardly any holds.
+    draw = np.random.default_rng(7)
+    cells: list[dict[str, Any]] = []
+    for number in range(200):
+        pairs = list(np.exp(draw.normal(0.0, 0.1, 5)))
+        ratio = figures.careful_ratio(pairs, [1.0] * 5)
+        assert ratio is not None
+        ways = {NONE: figure(1.0), FIXED: {**figure(ratio.mean), "ratio": asdict(ratio), "pairs": pairs}}
+        given = verdict.verdict(ways, NONE)
+        assert given is not None
+        cells.append({"name": str(number), "ways": ways, "verdict": given.told()})
+    verdict.judge_together(cells, NONE)
+    decided = [one["verdict"] for one in cells if one["verdict"]["word"] != NEUTRAL]
+    assert 3 <= len(decided) <= 20 and not any(one["together"] for one in decided)
+    assert any("May be chance" in sentence and "200" in sentence for sentence in verdict.summary(cells)["sentences"])
+    sure = {"name": "sure", "ways": {NONE: figure(1.0), FIXED: {**figure(1.5), "pairs": [1.5, 1.5001, 1.4999, 1.5]}}}
+    given = verdict.verdict(sure["ways"], NONE)
+    assert given is not None
+    verdict.judge_together([*cells, sure | {"verdict": (told := given.told())}], NONE)
+    assert told["together"]
 
 
 def test_the_sweep_in_a_sentence() -> None:

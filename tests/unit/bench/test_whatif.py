@@ -120,8 +120,16 @@ def test_points_of_balance() -> None:
     hopeless = Setting(5.0, 1.0, (1.0,), row_ms=20.0)
     assert whatif.break_even_acceptance(hopeless, 3) is None is whatif.break_even_draft_ms(hopeless, 3)
     assert whatif.best(hopeless).k == 0 and whatif.best(Setting(20.0, 0.0, (1.0,))).k == whatif.MAX_K
-    assert whatif.break_even_load([1, 4, 16], [1.6, 1.2, 0.8]) == pytest.approx(8.0)
-    assert whatif.break_even_load([1, 4], [1.6, 1.2]) is None is whatif.break_even_load([1, 4], [0.9, 0.8])
+    sure = {ratio: (ratio, 0.95 * ratio, 1.05 * ratio) for ratio in (1.6, 1.2, 0.9, 0.8)}
+    assert whatif.break_even_load([1, 4, 16], [sure[1.6], sure[1.2], sure[0.8]]) == pytest.approx(8.0)
+    assert whatif.break_even_load([1, 4], [sure[1.6], sure[1.2]]) is None is whatif.break_even_load([1, 4], [sure[0.9], sure[0.8]])
+    for unsure in (
+        [(1.02, 0.9, 1.2), (0.98, 0.8, 1.1)],
+        [sure[1.6], (0.98, 0.8, 1.1)],
+        [(1.02, 0.9, 1.2), sure[0.8]],
+        [(1.1, None, None)] * 2,
+    ):
+        assert whatif.break_even_load([1, 4], unsure) is None, "it only seems to cross"
 
 
 def test_the_block_that_is_advised_is_the_shortest_of_those_that_gain_most() -> None:

@@ -108,9 +108,10 @@ def test_reports_that_cannot_be_written_are_told_behind_the_figures(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(store, "_write", full)
-    assert main(["bench", "--endpoint", endpoint, *SHORT, "--out", str(tmp_path / "sweep")]) == 0
-    told = capsys.readouterr().out
-    assert "2 streams, T = 0" in told and "report.json: No space left on device; mend it, and the same command writes it again" in told
+    assert main(["bench", "--endpoint", endpoint, *SHORT, "--out", str(tmp_path / "sweep")]) == 2
+    told = capsys.readouterr()
+    assert "2 streams, T = 0" in told.out
+    assert "report.json: No space left on device; mend it, and the same command writes it again" in told.err
 
 
 def test_an_open_loop_and_a_grid_of_lengths(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
