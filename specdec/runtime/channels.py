@@ -21,6 +21,7 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 MIN_PING_INTERVAL_MS = 10_000  # the fastest ping a client of ours, or anybody's, may send
 MAX_RECONNECT_BACKOFF_MS = 2_000
 MAX_PENDING_CALLS, MOST_PENDING_CALLS = 4096, 5120  # that a busy process has not looked at yet: beyond, ever more are cancelled, then all
+MAX_PENDING_S = 30  # until the process looks at a call; then it is cancelled
 
 Options = list[tuple[str, int]]
 
@@ -45,6 +46,7 @@ def server_options() -> Options:
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING_CALLS),
+        ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_S),
     ]
 
 

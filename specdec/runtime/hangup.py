@@ -150,10 +150,38 @@ def endpoint_of(peer: str) -> Endpoint | None:
 def shut(peers: set[str]) -> None:
     """Ends the connections, whoever holds their sockets. One that is not found has ended."""
     wanted = {endpoint_of(peer) for peer in peers} - {None}
+    _shut(lambda one: _normal(*one.getpeername()[:2]) in wanted, socket.SHUT_RDWR)
+
+
+def fall_silent(port: int) -> None:
+    """Whoever is connected to this port of ours hears what was said until here, and then the end of the connection."""
+    _shut(lambda one: bool(one.getpeername()) and one.getsockname()[1] == port, socket.SHUT_WR)
+
+
+def stop_listening(port: int) -> None:
+    """Nobody connects to this port of ours any more. gRPC cannot be asked for that alone, and complains about a listener that fails, so
+    it is left with one that nobody knows. Its number is gRPC's until the server stops: only then may another file get it."""
+    with socket.create_server(("127.0.0.1", 0)) as unknown:
+        unknown.setblocking(False)  # gRPC may be about to accept somebody
+        for number, one in _sockets():
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[1] == port:
+                os.dup2(unknown.fileno(), number, inheritable=False)
+
+
+def _shut(wanted: Callable[[socket.socket], bool], how: int) -> None:
+    """`wanted` may raise OSError for sockets that are connected to nobody."""
+    for _, one in _sockets():
+        with contextlib.suppress(OSError):
+            if wanted(one):
+                one.shutdown(how)
+
+
+def _sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Those of this process for the network."""
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError), _socket(int(name)) as one:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and _normal(*one.getpeername()[:2]) in wanted:
-                one.shutdown(socket.SHUT_RDWR)
+            if one.family in (socket.AF_INET, socket.AF_INET6):
+                yield int(name), one
 
 
 def _socket(number: int) -> socket.socket:

@@ -30,6 +30,12 @@ class Health(health_pb2_grpc.HealthServicer):
         self._states: dict[str, int] = {}
         self._changed: set[asyncio.Event] = set()  # one for each watcher
         self._ended = False
+        self._watching: set[asyncio.Task[Any]] = set()  # whose status is not out
+
+    @property
+    def watched(self) -> bool:
+        """Whether a watcher has not heard the end of its call."""
+        return bool(self._watching)
 
     def set(self, name: str, serving: bool) -> None:
         state = SERVING if serving else NOT_SERVING
@@ -58,6 +64,10 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         if len(self._changed) >= MAX_WATCHERS:
             await status.abort(context, Overloaded(f"{MAX_WATCHERS} calls watch already; use Check", RETRY_MS))
+        task = asyncio.current_task()
+        assert task is not None
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
         changed, told = asyncio.Event(), None
         self._changed.add(changed)
         try:

@@ -125,6 +125,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 record.code = _code(context)
                 raise
             except grpc.aio.InternalError as error:  # a batch of operations failed: a server's only do when the call is over
+                if not context.done():  # should it not be over, its caller is not to wait for ever; else this fails as well
+                    record.code = "INTERNAL"
+                    with contextlib.suppress(grpc.aio.InternalError):
+                        await status.abort(context, InternalFault("an answer could not be sent"))
                 record.code = "CANCELLED"
                 raise asyncio.CancelledError from error
             except Exception as error:

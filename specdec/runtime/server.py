@@ -41,6 +41,7 @@ from specdec import status
 from specdec.errors import EngineFault, SpecdecError, Unavailable
 from specdec.runtime import logs, process
 from specdec.runtime.channels import server_options
+from specdec.runtime.hangup import fall_silent, stop_listening
 from specdec.runtime.health import LIVENESS, MAX_WATCHERS, READINESS, Health
 from specdec.runtime.interceptor import OWN_PREFIX, CallInterceptor
 from specdec.runtime.listening import Listening, check, joined
@@ -52,7 +53,7 @@ ALIVE_POLL_S = 0.25
 MAX_CONCURRENT_CALLS = 4096  # of our own methods; beyond: RESOURCE_EXHAUSTED at once
 SPARE_CALLS = 2 * MAX_WATCHERS  # room for health and reflection beside them
 CALLS_POLL_S = 0.02
-HEALTH_STOP_S = 0.5  # for probes that are being answered when all else is over
+HEALTH_STOP_S = 0.5  # for probes and refusals that are being answered when all else is over
 FLUSH_S = 1.0  # for calls to end after `drain` says that the work is done, or `give_up` that it never will be
 ORPHAN_S = 1.0  # a process without a parent drains for nobody
 CLOSE_S = 3.0  # for `close`, after the streams ended
@@ -176,7 +177,7 @@ class _Host(Generic[S]):
         await probes.start()
         service = await self._build()
         if service is None:
-            await asyncio.gather(server.stop(0), probes.stop(0))
+            await asyncio.gather(self._end(server, port), probes.stop(0))
             return self._failed(self.runtime.reason) if self.runtime.reason else self._exit_now(telemetry)
         service.add(self.methods)
         self.methods.refusal = None
@@ -184,7 +185,7 @@ class _Host(Generic[S]):
         self._say_ready(port, health_port)
         watchers = [asyncio.create_task(self._watch(service)), asyncio.create_task(self.listening.watch())]
         await self.runtime.stopping.wait()
-        await self._stop(server, service)
+        await self._stop(server, port, service)
         for watcher in watchers:
             watcher.cancel()
         await probes.stop(HEALTH_STOP_S)
@@ -238,7 +239,7 @@ class _Host(Generic[S]):
         sys.stderr.flush()
         os._exit(0)
 
-    async def _stop(self, server: grpc.aio.Server, service: Service) -> None:
+    async def _stop(self, server: grpc.aio.Server, port: int, service: Service) -> None:
         """Readiness first, so that balancers look away; then work gets its time; then the calls; then what is below them."""
         log.info("stopping")
         self._set_ready(False)
@@ -254,8 +255,7 @@ class _Host(Generic[S]):
             if drained or service.give_up is not None:
                 deadline = min(deadline, time.monotonic()) + FLUSH_S
         await self._unless_failed(self._calls_ended(), max(0.0, deadline - time.monotonic()))
-        self.health.end()  # or their calls would be waited for
-        await server.stop(0 if self.runtime.reason else HEALTH_STOP_S)
+        await self._end(server, port)
         if service.close is not None:
             try:
                 await asyncio.wait_for(service.close(), CLOSE_S)
@@ -265,9 +265,26 @@ class _Host(Generic[S]):
                 log.exception("close failed")
 
     async def _calls_ended(self) -> None:
-        """Calls are refused meanwhile. A server that stops cannot do that: what reaches it is CANCELLED, which nobody understands."""
+        """Calls are refused meanwhile."""
         while self.interceptor.running:
             await asyncio.sleep(CALLS_POLL_S)
+
+    async def _statuses_out(self) -> None:
+        while len(self.interceptor.hang_up) or self.health.watched:
+            await asyncio.sleep(CALLS_POLL_S)
+
+    async def _end(self, server: grpc.aio.Server, port: int) -> None:
+        """A server of gRPC that stops refuses nothing: what reaches it meanwhile is CANCELLED, as if its caller had done that. So nothing
+        reaches it any more when it stops: calls on their way see their connection end, which is UNAVAILABLE."""
+        until = time.monotonic() + (0.0 if self.runtime.reason else HEALTH_STOP_S)
+        with contextlib.suppress(OSError):  # no descriptor is left: it ends all the same
+            stop_listening(port)
+        self.health.end()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._statuses_out(), max(0.0, until - time.monotonic()))
+        with contextlib.suppress(OSError):
+            fall_silent(port)
+        await server.stop(max(0.0, until - time.monotonic()))
 
     async def _unless_failed(self, work: Awaitable[None], timeout_s: float | None = None) -> bool:
         """Whether the work was done: in time, and before the process failed."""

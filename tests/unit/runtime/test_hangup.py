@@ -14,9 +14,9 @@ import grpc.aio
 import pytest
 
 from specdec.runtime import hangup
-from specdec.runtime.channels import server_options
+from specdec.runtime.channels import open_channel, server_options
 from specdec.runtime.guard import Guard
-from specdec.runtime.hangup import HangUp, endpoint_of, patience, shut
+from specdec.runtime.hangup import HangUp, endpoint_of, fall_silent, patience, shut, stop_listening
 from specdec.runtime.interceptor import CallInterceptor
 from specdec.runtime.limits import Limits
 from specdec.runtime.telemetry import Telemetry
@@ -221,3 +221,37 @@ async def test_F81_calls_that_are_answered_or_refused_leave_no_cycles_behind() -
             gc.garbage.clear()
             gc.enable()
         assert max(kinds[name] for name in ("OpenCall", "AbortError", "frame", "Overloaded", "RPCState")) < 10, kinds
+
+
+# ---------------------------------------------------------------- the end of a service
+
+
+async def test_who_is_connected_is_served_when_nobody_else_is_listened_to_and_then_hears_the_end() -> None:
+    """Another port of the same process goes on."""
+
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request
+
+    handlers = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+
+    async def ask(channel: grpc.aio.Channel) -> str:
+        try:
+            return str(await channel.unary_unary("/t.T/Echo")(b"fine", timeout=20), "ascii")
+        except grpc.aio.AioRpcError as failure:
+            return failure.code().name
+
+    async with contextlib.AsyncExitStack() as exit:
+        ports, inside, late = [], [], []
+        for _ in range(2):
+            server = grpc.aio.server()
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
+            ports.append(server.add_insecure_port("127.0.0.1:0"))
+            await server.start()
+            exit.push_async_callback(server.stop, 0)
+        for channels in (inside, late):
+            channels += [await exit.enter_async_context(open_channel(f"127.0.0.1:{port}")) for port in ports]
+        assert [await ask(channel) for channel in inside] == ["fine", "fine"]
+        stop_listening(ports[0])
+        assert [await ask(channel) for channel in (*inside, *late)] == ["fine", "fine", "UNAVAILABLE", "fine"]
+        fall_silent(ports[0])
+        assert [await ask(channel) for channel in (*inside, *late)] == ["UNAVAILABLE", "fine", "UNAVAILABLE", "fine"]

@@ -28,6 +28,26 @@ class Context:
     def cancelled(self) -> bool:
         return False  # the news may come later than the failed write
 
+    def done(self) -> bool:
+        return False
+
+    async def abort(self, code: Any, *_: Any) -> None:
+        raise grpc.aio.InternalError("Failed execute_batch")
+
+
+class Living(Context):
+    """One that is not."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def code(self) -> Any:
+        return grpc.StatusCode.INTERNAL
+
+    async def abort(self, code: Any, *_: Any) -> None:
+        self.told.append(code)
+        raise grpc.aio.AbortError("Locally aborted.")
+
 
 async def test_a_write_that_fails_is_the_caller_hanging_up(caplog: pytest.LogCaptureFixture) -> None:
     interceptor = CallInterceptor(Telemetry("orchestrator"))
@@ -35,3 +55,12 @@ async def test_a_write_that_fails_is_the_caller_hanging_up(caplog: pytest.LogCap
         async with interceptor._around(Context(), About("m", "")):  # type: ignore[arg-type]
             raise grpc.aio.InternalError("Failed execute_batch")
     assert not caplog.records  # no defect, no alarm
+
+
+async def test_a_write_that_fails_while_the_call_lives_is_answered() -> None:
+    """Else its caller would wait for ever."""
+    context = Living()
+    with pytest.raises(grpc.aio.AbortError):
+        async with CallInterceptor(Telemetry("orchestrator"))._around(context, About("m", "")):  # type: ignore[arg-type]
+            raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+    assert context.told == [grpc.StatusCode.INTERNAL]

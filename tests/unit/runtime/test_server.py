@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,40 @@ async def test_f142_sigterm_readiness_first_then_refusals_then_the_end() -> None
         assert fault.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     code, _, errors = await asyncio.to_thread(process.end)
     assert code == 0 and errors.count("draining ") == 1
+
+
+async def test_nobody_is_cancelled_by_a_service_that_stops() -> None:
+    """Calls reach it until its last moment. Left to itself, gRPC cancels about one of each of these callers'."""
+    process = Process(DRAIN_MS="500", PRE_DRAIN_MS="0", ECHO_CALLS="400")
+    endpoint = f"127.0.0.1:{process.ready()[1]}"
+    told: Counter[grpc.StatusCode] = Counter()
+    over = asyncio.Event()
+
+    async def caller() -> None:
+        """On a fresh connection after each refusal."""
+        while not over.is_set():
+            async with connected(endpoint) as channel:
+                stub: Any = draft_pb2_grpc.DraftServiceStub(channel)  # type: ignore[no-untyped-call]
+                code = grpc.StatusCode.INVALID_ARGUMENT
+                while code is grpc.StatusCode.INVALID_ARGUMENT and not over.is_set():
+                    with pytest.raises(grpc.aio.AioRpcError) as caught:
+                        await stub.GetModelInfo(draft_pb2.DraftServiceGetModelInfoRequest(), timeout=20)
+                    code = caught.value.code()
+                    told[code] += 1
+
+    async with connected(endpoint) as channel:
+        running = await begun(channel, "for-ever")
+        callers = [asyncio.create_task(caller()) for _ in range(16)]
+        while not told:
+            await asyncio.sleep(0.01)
+        process.popen.send_signal(signal.SIGTERM)
+        code, _, errors = await asyncio.to_thread(process.end)
+        over.set()
+        await asyncio.gather(*callers)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.read()
+    assert code == 0 and set(told) == {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE}, told
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE and "accept" not in errors
 
 
 async def test_a_stream_that_never_ends_is_cut_after_the_drain() -> None:
