@@ -18,7 +18,8 @@ METHODS = (
     "the percentile bootstrap over repeats with a fixed seed. Repeats are drawn, not answers, since those of one repeat shared its minute.",
     "<b>Verdicts.</b> Pays: the whole interval above 1 and the ratio at least 1 + margin. Costs: the whole interval below 1 and the ratio "
     "at most 1 − margin. Neutral: anything else; a question mark where the interval is too wide to say. Of many cells one in twenty "
-    "intervals misses the truth: trust what its neighbours say as well.",
+    "intervals misses the truth: a verdict that does not hold when all of them are looked at together (Benjamini and Hochberg, 5 %) is "
+    "marked as maybe chance. Looking again and again until one says pays makes it say so by chance as well: set the repeats first.",
     "<b>Times.</b> First token: from asking (with Poisson arrivals: from when the question was due) to the first tokens. Per token: an "
     "answer's time behind its first arrival, over the tokens behind it. Between arrivals: what a reader sees; tokens of one block arrive "
     "together.",
@@ -58,7 +59,7 @@ def _figures(report: Report) -> tuple[list[plots.Drawn], list[str]]:
     if not plots.there():
         return [], [NO_PLOTS]
     cells, margin = report["cells"], report["settings"]["margin"]
-    found: list[plots.Drawn | None] = [plots.ratios(cells, margin), plots.times(cells)]
+    found: list[plots.Drawn | None] = [plots.ratios(cells, margin, report["settings"]["baseline"]), plots.times(cells)]
     found += [draw(cells) for draw in (plots.acceptance, plots.gain, plots.phases)]
     return [one for one in found if one is not None], []
 
@@ -76,7 +77,8 @@ def _top(report: Report) -> str:
     defects = []
     if report["differing"]:
         defects.append(
-            f"{report['differing']} texts differ from those without speculation. That must not be: do not use it before it is understood."
+            f"{report['differing']} texts differ from those of the way {report['settings']['baseline']}. That must not be: do not use it "
+            "before it is understood."
         )
     if report["errors"]:
         defects.append(f"{report['errors']} answers failed.")
@@ -97,11 +99,10 @@ def _facts(report: Report) -> Iterable[str]:
     given = [(cell, cell["verdict"]) for cell in report["cells"] if cell["verdict"]]
     if given:
         best, least = max(given, key=lambda one: one[1]["ratio"]), min(given, key=lambda one: one[1]["ratio"])
-        yield _fact(f"{best[1]['ratio']:.2f}×", f"best: {best[0]['name']}, {best[1]['way']}")
+        yield _fact(f"{best[1]['ratio']:.2f}×", f"best{_between(best[1])}: {best[0]['name']}, {best[1]['way']}")
         if len(given) > 1:
-            yield _fact(f"{least[1]['ratio']:.2f}×", f"worst: {least[0]['name']}, {least[1]['way']}")
-    compared = sum(figure["answers"] for cell in report["cells"] for way, figure in cell["ways"].items() if way != "none")
-    yield _fact(str(report["differing"]), f"texts that differ, of {compared} that were compared")
+            yield _fact(f"{least[1]['ratio']:.2f}×", f"worst{_between(least[1])}: {least[0]['name']}, {least[1]['way']}")
+    yield _fact(str(report["differing"]), f"texts that differ, of {report['compared']} that were compared")
     yield _fact(str(report["errors"]), "answers that failed")
     for one in report["break_even_load"][:2]:
         unit = "questions/s" if report["settings"]["arrivals"] == "poisson" else "streams"
@@ -109,6 +110,10 @@ def _facts(report: Report) -> Iterable[str]:
     machine = report.get("machine") or {}
     if machine:
         yield _fact(f"{machine.get('cores', '?')} cores", str(machine.get("processor", "")))
+
+
+def _between(given: Mapping[str, Any]) -> str:
+    return "" if given["low"] is None else f" ({given['low']:.2f} to {given['high']:.2f})"
 
 
 def _fact(number: str, text: str) -> str:
@@ -132,6 +137,8 @@ def _verdict_cell(given: Mapping[str, Any] | None) -> str:
         return "<td>–</td>"
     between = "" if given["low"] is None else f"<br><small>{given['low']:.2f} to {given['high']:.2f}</small>"
     unsure = "" if given["decided"] else "?"
+    doubt = given.get("defect") or ("" if given.get("together", True) else "may be chance")
+    between += f"<br><small>{_text(doubt)}</small>" if doubt else ""
     return f'<td class="{given["word"]}"><b>{SIGNS[given["word"]]}{unsure}</b> {given["ratio"]:.2f}× {_text(given["way"])}{between}</td>'
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ PHASES = {
 RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "specdec",
+    "text.parse_math": False,  # names are from others: a $ in one is a $
     "font.size": 10,
     "text.color": COLOURS["ink"],
     "axes.labelcolor": COLOURS["muted"],
@@ -71,7 +73,8 @@ def _svg(name: str, label: str, size: tuple[float, float], draw: Callable[[Figur
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(RC):
+    with matplotlib.rc_context(RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's fonts draw the text, not those that are here
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         out = io.StringIO()
@@ -97,10 +100,11 @@ def inlined(svg: str, name: str, label: str) -> str:
 # ---------------------------------------------------------------- what a manager looks at
 
 
-def ratios(cells: Sequence[Mapping[str, Any]], margin: float) -> Drawn | None:
+def ratios(cells: Sequence[Mapping[str, Any]], margin: float, baseline: str = "none") -> Drawn | None:
     """A row a cell: the ratio of each way with its interval, beside the line at 1."""
+    against = "without speculation" if baseline == "none" else f"with {baseline}"
     rows = [cell for cell in cells if any(f["ratio"] for f in cell["ways"].values())][:MOST_ROWS]
-    ways = [way for way in dict.fromkeys(w for cell in rows for w in cell["ways"]) if way != "none"]
+    ways = [way for way in dict.fromkeys(w for cell in rows for w in cell["ways"]) if way != baseline]
     if not rows or not ways:
         return None
 
@@ -120,14 +124,14 @@ def ratios(cells: Sequence[Mapping[str, Any]], margin: float) -> Drawn | None:
                 mec=COLOURS["paper"], mew=1,
             )  # fmt: skip
         _rows(axes, [cell["name"] for cell in rows])
-        axes.set_xlabel("times as fast as without speculation")
+        axes.set_xlabel(f"times as fast as {against}")
         _legend(figure, len(ways))
 
     caption = (
-        "Points: how many times as fast as without speculation; bars: 95 % intervals. Right of the line it pays, "
+        f"Points: how many times as fast as {against}; bars: 95 % intervals. Right of the line it pays, "
         f"within the shaded band (± {margin:.0%}) it makes no difference."
     )
-    return _svg("ratios", "Ratio to no speculation, by cell", (WIDTH, 1.2 + _row_height(rows) * len(rows)), draw), caption
+    return _svg("ratios", f"Times as fast as {against}, by cell", (WIDTH, 1.2 + _row_height(rows) * len(rows)), draw), caption
 
 
 def times(cells: Sequence[Mapping[str, Any]]) -> Drawn | None:

@@ -57,7 +57,14 @@ def headline(cell: Mapping[str, Any]) -> str:
 def reasons(cell: Mapping[str, Any]) -> list[str]:
     """The verdict in sentences; nothing where nothing was compared."""
     given = cell.get("verdict")
-    return [] if given is None else [f"{given['word']}: {advice(given['advised'])}", *(f"  {reason}" for reason in given["reasons"])]
+    return [] if given is None else [f"{word(given)}: {advice(given['advised'])}", *(f"  {reason}" for reason in given["reasons"])]
+
+
+def word(given: Mapping[str, Any]) -> str:
+    """Of a verdict, with what there is to doubt in it."""
+    doubt = "" if given["decided"] else "?"
+    aside = f" ({given['defect']})" if given.get("defect") else "" if given.get("together", True) else " (may be chance)"
+    return f"{given['word']}{doubt}{aside}"
 
 
 def slices(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -91,7 +98,7 @@ def memory_csv(found: Sequence[Mapping[str, Any]]) -> str:
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(["name", "role", *(key for key, _ in MEMORY_COLUMNS), "kv_share"])
     for one in found:
-        lines.writerow(["" if one.get(key) is None else one[key] for key in ("name", "role", *dict(MEMORY_COLUMNS), "kv_share")])
+        lines.writerow(["" if one.get(key) is None else harmless(one[key]) for key in ("name", "role", *dict(MEMORY_COLUMNS), "kv_share")])
     return out.getvalue()
 
 
@@ -111,19 +118,27 @@ def as_csv(cells: Sequence[Mapping[str, Any]]) -> str:
     """A line for every cell and way."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    lines.writerow([*CELL_COLUMNS, "way", "ratio", "ratio_low", "ratio_high", "verdict_of_cell", *WAY_COLUMNS, *COST_COLUMNS])
+    lines.writerow([
+        *CELL_COLUMNS, "way", "ratio", "ratio_low", "ratio_high", "verdict_of_cell", "decided", "together", *WAY_COLUMNS, *COST_COLUMNS,
+    ])  # fmt: skip
     for cell in cells:
+        given = cell.get("verdict") or {}
         for way, figure in cell["ways"].items():
             ratio = figure["ratio"] or {}
             lines.writerow([
-                *(cell.get(name, "") for name in CELL_COLUMNS),
+                *(harmless(cell.get(name, "")) for name in CELL_COLUMNS),
                 way,
                 *(ratio.get(name, "") for name in ("mean", "low", "high")),
-                (cell.get("verdict") or {}).get("word", ""),
+                *(given.get(name, "") for name in ("word", "decided", "together")),
                 *(figure.get(name, "") for name in WAY_COLUMNS),
                 *(figure["economics"].get(name, "") for name in COST_COLUMNS),
             ])  # fmt: skip
     return out.getvalue()
+
+
+def harmless(value: Any) -> Any:
+    """A spreadsheet takes a text that begins like this for a formula and runs it (OWASP, "CSV injection")."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
 
 
 def _optional(value: float | None) -> str:

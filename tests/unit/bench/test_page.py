@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import shutil
@@ -15,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from specdec.bench import page, plots, style
+from specdec.bench import page, plots, style, tables
 from specdec.bench.report import Asked
 from specdec.bench.timings import Limits
 from tests.tools import missing
-from tests.unit.bench.made_up import made_up, runs
+from tests.unit.bench.made_up import GRID, made_up, runs
 
 pytestmark = pytest.mark.unit
 VOID = {"meta", "link", "br", "input", "img", "hr"}
@@ -131,6 +133,19 @@ def test_defects_parts_and_simulations_are_said_aloud(monkeypatch: pytest.Monkey
     for words in ("1 texts differ", "4 answers failed", "interrupted", "Simulated"):
         assert words in text
     json.dumps(found)
+
+
+def test_names_of_others_are_text_and_nothing_else(recwarn: pytest.WarningsRecorder) -> None:
+    """As mark-up, as mathematics, as a formula of a spreadsheet, in letters that no font here has."""
+    kinds = ("=cmd|'/c calc'!a0", "$x_{1^$", "<img src=x onerror=alert(1)>", '"></svg><script>alert(2)</script>', "日本語", "-1+1")
+    grid = replace(GRID, kinds=kinds, prompts=[(kind, "a") for kind in kinds], concurrencies=(1,), repeats=2)
+    found = made_up(runs(grid, dict.fromkeys(kinds, 0.7)), grid)
+    text, _ = page.page(found)
+    assert not recwarn.list and not outline(text).wrong
+    assert text.count("<script") == 1 and "<img" not in text and all(kind in "".join(outline(text).text) for kind in kinds)
+    lines = list(csv.DictReader(io.StringIO(tables.as_csv(found["cells"]))))
+    assert {line["kind"] for line in lines} == {"'" + kind if kind[0] in "=-" else kind for kind in kinds}
+    assert all(line["ratio"] == "" or float(line["ratio"]) > 0 for line in lines) and lines[1]["together"] in ("True", "False")
 
 
 def test_a_sweep_of_one_turn_makes_a_page() -> None:
