@@ -35,7 +35,7 @@ from orchestrator.pools import Pool, Pools
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.speculation import Speculation
 from specdec import terms
-from specdec.errors import AlreadyExists, InternalFault, ProtocolFault, SpecdecError, Unavailable
+from specdec.errors import AlreadyExists, InternalFault, SpecdecError, Unavailable
 
 DRAIN_POLL_S = 0.05
 GOING_AWAY = "the orchestrator is shutting down"
@@ -249,6 +249,10 @@ class Driver:
                         self._drafts.ejection.bad(live.draft, Trouble.STALL)
                 case ev.Overdue(name):
                     self._targets.ejection.bad(name, Trouble.STALL)
+                case ev.Misled(name, what):
+                    log.warning("a target said what cannot be", extra={"peer": name, "reason": what})
+                    self.observer.count("broken", 1)
+                    self._targets.ejection.bad(name, Trouble.FAILED)
                 case ev.PlaceTarget(avoid, prefer):
                     self._targets.places.want(session_id, avoid, prefer)
                     self._place_targets()
@@ -261,8 +265,6 @@ class Driver:
                     live.undelivered.end(Ended(reason, stop_token_id, stats))
                     forked |= self._prefix_ready(live, live.generation.target)
                 case ev.Fail(error):
-                    if live.target and isinstance(error, ProtocolFault):
-                        self._targets.ejection.bad(live.target, Trouble.FAILED)
                     live.undelivered.end(error)
                     self._prefix_ready(live, "")
                 case ev.Forget():

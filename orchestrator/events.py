@@ -31,7 +31,8 @@ class Admitted:
     `tokens` = prompt, then output already delivered elsewhere (a resumed request); `prompt_length` separates the two.
     `num_speculative_tokens` = block length wanted, 0 = no draft session at all. `max_block` = most proposals a target takes in one Step.
     `window` = longest sequence of the target. `fork_session_id` = answer 0 of the same request, whose prompt is computed first; empty
-    for answer 0 itself. `adaptive`: num_speculative_tokens is a maximum, the length of each block is chosen.
+    for answer 0 itself. `adaptive`: num_speculative_tokens is a maximum, the length of each block is chosen. `vocab_size` and `eos_ids` are
+    the model's: what a target says is held to them; `eos_ids` None = not known.
     """
 
     session_id: str
@@ -48,6 +49,8 @@ class Admitted:
     priority: int = 0
     fork_session_id: str = ""
     adaptive: bool = False
+    vocab_size: int = 1 << 32
+    eos_ids: tuple[int, ...] | None = None
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -247,6 +250,14 @@ class Overdue:
 
 
 @dataclass(frozen=True, slots=True)
+class Misled:
+    """A target said what cannot be."""
+
+    target: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     """The last command of a generation: drop routes and timers."""
 
@@ -265,5 +276,6 @@ Command = (
     | Observe
     | Count
     | Overdue
+    | Misled
     | Forget
 )

@@ -9,7 +9,8 @@ Rules
    What the target decides on its own behind it is told under its number, also while the next Step is on its way.
 2. Draft and target are placed independently: losing one never re-opens the other.
 3. Where it goes when its target is gone or full, and when it gives up, is in moving.py.
-4. The draft hears of every commit, then of the block that follows it; the client's copy goes out behind both.
+4. A target that says what cannot be is believed nothing of it, and left.
+5. The draft hears of every commit, then of the block that follows it; the client's copy goes out behind both.
 """
 
 from __future__ import annotations
@@ -95,13 +96,16 @@ class Generation:
             case ev.DraftPlaced():
                 self._tell(*self.drafting.placed(event, self.committed, self.lookahead, self._in_flight()))
             case ev.DraftLost(alive=alive):
-                self._on_draft_lost(alive)
+                self._tell(*self.drafting.lost(alive))
+                self._give_up_waiting()
             case ev.Cancelled():
                 self._end()
             case ev.ReaderBehind():
                 self._reader_behind = True
             case ev.ReaderCaughtUp():
-                self._on_reader_caught_up()
+                self._reader_behind = False
+                if self.state is State.HELD:
+                    self._next_round()
 
     @property
     def target(self) -> str:
@@ -169,10 +173,6 @@ class Generation:
     def _in_flight(self) -> Block | None:
         """The block of the open round."""
         return self.at.block if self.state in (State.VERIFYING, State.GOING, State.BACKING_OFF) else None
-
-    def _on_draft_lost(self, alive: bool) -> None:
-        self._tell(*self.drafting.lost(alive))
-        self._give_up_waiting()
 
     def _on_drafted(self, said: terms.DraftEvent) -> None:
         if said.epoch != self.drafting.epoch or not self.drafting.name:
@@ -262,15 +262,15 @@ class Generation:
         elif isinstance(outcome, terms.Expired):
             self._on_expired()
         elif isinstance(outcome, terms.StaleEpoch):
-            self._new_epoch(max(self.at.epoch, outcome.current) + 1)
+            self._begin_again(outcome.current)
         elif isinstance(outcome, terms.Failed):
             self._on_failed(outcome)
         else:  # it does not know the session, or the round, or closed what we never closed
-            self._new_epoch(self.at.epoch + 1)
+            self._begin_again()
 
     def _on_prefix_needed(self, have: int) -> None:
         if have >= self.at.kv_length:  # it was sent more than that: without this the two would repeat themselves for ever
-            return self._new_epoch(self.at.epoch + 1)
+            return self._begin_again()
         self.at.kv_length = have
         self._ask_again()
 
@@ -292,6 +292,12 @@ class Generation:
             return self._fail(error)
         self._leave_target()
 
+    def _begin_again(self, known: int = 0) -> None:
+        """The target wants another epoch. `known` = the newest that it says it has seen."""
+        if self.moving.in_vain(known - self.at.epoch):
+            return self._leave_target(ev.Misled(self.target, f"it wants an epoch behind {max(known, self.at.epoch)}"))
+        self._new_epoch(max(self.at.epoch, known) + 1)
+
     def _on_result(self, round_: int, result: Result) -> None:
         asked = self.at.open and round_ == self.at.round
         outcome, block = self.at.outcome, self.at.block
@@ -304,9 +310,9 @@ class Generation:
         elif self.state is not State.VERIFYING:
             return  # it said that it has no room: it is asked again, and says the same again
         try:
-            check_result(result, committed=self.lookahead.length, block=len(block.tokens), prompt_entries=self.at.prompt_entries)
+            check_result(result, self.request, self.lookahead.length, block.tokens, self.at.prompt_entries)
         except ProtocolFault as broken:
-            return self._fail(broken)
+            return self._leave_target(ev.Misled(self.target, str(broken)))
         if result.num_verified:
             self._pace.learn(SOURCES[outcome], block, result)
         self.moving.decided()
@@ -375,11 +381,6 @@ class Generation:
         """The target is there and of no use: it may keep nothing of the session."""
         self._tell(*why, ToTarget(self.target, self.at.close()))
         self._on_target_lost()
-
-    def _on_reader_caught_up(self) -> None:
-        self._reader_behind = False
-        if self.state is State.HELD:
-            self._next_round()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

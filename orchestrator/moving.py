@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from orchestrator.events import Command, PlaceTarget, SeekRoom, StartTimer, StopTimer, Timer
 from orchestrator.patience import Patience
-from specdec.errors import DeadlineExceeded, InternalFault, SpecdecError, Unavailable, fault
+from specdec.errors import DeadlineExceeded, InternalFault, InvalidRequest, SpecdecError, Unavailable, Unsupported, fault
 from specdec.terms import Failed, NoRoom
 
 MAX_RETRY_MS = 10_000  # longest a target's word keeps a session from asking again
+MAX_IN_VAIN = 2  # epochs in a row that decided nothing; then another target should have a try
+MAX_LEAP = 1 << 16  # epochs that a target may know beyond the session's own
 MAX_EXPIRED = 3  # times one round may expire in the target's queue
 COME_BACK_MS = 1000  # when a client may ask again: a restarted target needs longer, another orchestrator no time
 
@@ -27,6 +29,7 @@ class Moving:
         self._patience = Patience()
         self._avoid = ""  # who held the session last
         self._full: list[str] = []  # who had no room since the last retry
+        self._doubted = False  # a target said that it found a defect, and no other has said so
         self.reason = "target_lost"  # of the newest move
 
     # Each method returns the commands it causes, unless it says otherwise.
@@ -60,10 +63,14 @@ class Moving:
 
     def decided(self) -> None:
         """A result came."""
-        self._full = []
+        self._full, self._doubted = [], False
         self._patience.decided()
 
     # What ends a session; None: it may go on.
+
+    def in_vain(self, leap: int) -> bool:
+        """Whether a target is left that wants another epoch, so many ahead. Those of a session are numbers of 32 bits, also elsewhere."""
+        return self._patience.fruitless >= MAX_IN_VAIN or leap > MAX_LEAP
 
     def epoch(self) -> SpecdecError | None:
         """One more begins."""
@@ -78,10 +85,12 @@ class Moving:
         return gone(f"{self._patience.fruitless} targets in a row were lost before they decided anything", output_tokens)
 
     def failed(self, word: Failed, output_tokens: int) -> SpecdecError | None:
-        """The target failed the session. One that only takes nobody is left for another."""
+        """The target failed the session. What it says of the request is believed, a defect when another target says the same; whatever
+        else it says is its own trouble."""
         error = fault(word.code, word.message)
-        if not isinstance(error, Unavailable):
+        if isinstance(error, InvalidRequest | Unsupported) or (error.code == word.code == InternalFault.code and self._doubted):
             return error
+        self._doubted = error.code == word.code == InternalFault.code
         return None if self._patience.refused() else gone(str(error), output_tokens)
 
     def expired(self, times: int, deadline_ms: int) -> SpecdecError | None:

@@ -130,6 +130,8 @@ def admit(
         traceparent=traceparent,
         priority=request.priority,
         adaptive=adaptive and k > 0,
+        vocab_size=info.vocab_size,
+        eos_ids=info.eos_token_ids,
     )
 
 

@@ -103,6 +103,7 @@ def _result(
     verified: str = "",
     accepted: str = "0",
     finish: str = "",
+    stop: str = "",
     forced: str = "",
     entries: str = "0",
     **at: str,
@@ -119,6 +120,7 @@ def _result(
         forced=_ids(forced),
         prompt_logprobs=tuple(terms.TokenLogprobs(-float(i + 1)) for i in range(int(entries))),
         finish=terms.FinishReason(finish) if finish else None,
+        stop_token_id=int(stop) if stop else None,
     )
     return _answered(g, result, **at)
 

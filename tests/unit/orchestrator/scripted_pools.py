@@ -160,8 +160,11 @@ class ScriptedPeer:
 class Pools:
     """A driver between scripted targets t0, t1, ... and drafts d0, ..."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, targets: int = 1, drafts: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, targets: int = 1, drafts: int = 1, eos_ids: tuple[int, ...] | None = None, **settings: Any
+    ) -> None:
         monkeypatch.setattr(pools_module, "Peer", ScriptedPeer)
+        self._told = {"vocab_size": VOCAB, "eos_ids": eos_ids}
         names = {"targets": [f"t{i}:1" for i in range(targets)], "drafts": [f"d{i}:1" for i in range(drafts)]}
         self.driver = Driver(
             OrchestratorSettings(tokenizer=Path(), **{k: tuple(v) for k, v in names.items()}, **(RESTING | settings)),
@@ -177,7 +180,7 @@ class Pools:
         """Sessions are named `name`, and `name.1`, `name.2`, ... for the other answers."""
         params = terms.SamplingParams(max_tokens=count, **sampling)
         prompt = prompt_of(name)
-        first = ev.Admitted(name, prompt, len(prompt), params, SEED, 10_000, k, 8, priority=priority)
+        first = ev.Admitted(name, prompt, len(prompt), params, SEED, 10_000, k, 8, priority=priority, **self._told)
         return self.driver.start((first, *others(first, [f"{name}.{i}" for i in range(1, n)])), f"request of {name}")
 
     def check_empty(self) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator.handle import Handle
 from orchestrator.output import Ended
-from specdec import terms
+from specdec import terms, wire
 from specdec.errors import SpecdecError
-from tests.unit.orchestrator.scripted_pools import VOCAB, Pools, answer_of, fetch, prompt_of, settle
+from tests.unit.orchestrator.scripted_pools import VOCAB, Pools, ScriptedPeer, answer_of, fetch, prompt_of, settle
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -66,3 +68,96 @@ async def test_F51_twin_forced_ids_are_believed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("orchestrator.hearing.without_foreign_ids", lambda result, vocab_size: result)
     with pytest.raises((AssertionError, SpecdecError)):
         await test_F51_what_a_hostile_target_forces_is_harmless(monkeypatch, (VOCAB,))
+
+
+# ---------------------------------------------------------------- answers that cannot be
+
+
+def told(**changes: Any) -> Callable[[terms.Answer], terms.Answer]:
+    """A result with other fields; a function makes one of the result."""
+
+    def lie(answer: terms.Answer) -> terms.Answer:
+        result = answer.outcome
+        assert isinstance(result, terms.Result)
+        return replace(answer, outcome=replace(result, **{name: c(result) if callable(c) else c for name, c in changes.items()}))
+
+    return lie
+
+
+def instead(outcome: terms.Outcome) -> Callable[[terms.Answer], terms.Answer]:
+    return lambda answer: replace(answer, outcome=outcome)
+
+
+def entries(*logprobs: float, id_: int = 0) -> Callable[[terms.Result], tuple[terms.TokenLogprobs, ...]]:
+    return lambda result: tuple(terms.TokenLogprobs(logprobs[0], (id_,), logprobs[-1:]) for _ in result.tokens)
+
+
+STOP, LENGTH = terms.FinishReason.STOP, terms.FinishReason.LENGTH
+LIES: dict[str, Callable[[terms.Answer], terms.Answer]] = {
+    "an id past the vocabulary": told(tokens=lambda r: (*r.tokens[:-1], VOCAB)),
+    "id 2^32-1": told(tokens=lambda r: (*r.tokens[:-1], 2**32 - 1)),
+    "one token too many": told(tokens=lambda r: (*r.tokens, 1)),
+    "10,000 tokens": told(tokens=lambda r: r.tokens + (1,) * 10_000),
+    "behind another prefix": told(prefix_length=lambda r: r.prefix_length + 1),
+    "more verified than proposed": told(num_verified=99),
+    "more accepted than there is": told(num_accepted=9, num_verified=9),
+    "nothing": told(tokens=(), num_accepted=0),
+    "an end for its length": told(finish=LENGTH),
+    "an end without a stop token": told(finish=STOP),
+    "an end with a token of nobody": told(finish=STOP, stop_token_id=VOCAB),
+    "an end with an ordinary token": told(finish=STOP, stop_token_id=7),
+    "an end before min_tokens": told(finish=STOP, stop_token_id=2),
+    "no log-probabilities": told(logprobs=()),
+    "NaN": told(logprobs=entries(float("nan"))),
+    "NaN among the alternatives": told(logprobs=entries(-1.0, float("nan"))),
+    "-infinity": told(logprobs=entries(float("-inf"))),
+    "an alternative past the vocabulary": told(logprobs=entries(-1.0, id_=VOCAB)),
+    "the last epoch there is": instead(terms.StaleEpoch(2**32 - 1)),
+    "an epoch far ahead": instead(terms.StaleEpoch(1 << 20)),
+    "another round": instead(terms.StaleRound(2**32 - 1)),
+    "nobody by that name": instead(terms.UnknownSession()),
+    "closed": instead(terms.Closed()),
+    "nothing of it is there": instead(terms.PrefixNeeded(0)),
+    "more of it is there": instead(terms.PrefixNeeded(2**32 - 1)),
+    **{f"status {code}": instead(terms.Failed(code, "no")) for code in (0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 99)},
+}
+
+
+@pytest.mark.parametrize("name, every", [*((name, 1) for name in LIES), *((name, 3) for name in list(LIES)[:9])])
+async def test_F51_a_target_that_says_what_cannot_be_is_left(monkeypatch: pytest.MonkeyPatch, name: str, every: int) -> None:
+    """Nothing of it is believed: answers go on at the other target, as exact as ever, and no other target hears a number that it cannot
+    read, which would cost it its connection."""
+    pools, asked = Pools(monkeypatch, targets=2, eos_ids=(2,)), 0
+    liar, verify = pools.targets[0], ScriptedPeer._verify
+
+    def answer(self: ScriptedPeer, step: terms.Step) -> terms.Answer:
+        nonlocal asked
+        said = told(logprobs=entries(-1.0))(verify(self, step))
+        asked += self is liar
+        return LIES[name](said) if self is liar and asked % every == 0 else said
+
+    def send(self: ScriptedPeer, item: Any) -> None:
+        if self in pools.targets:
+            wire.verify_item_to_wire(item)
+        put(self, item)
+
+    put = ScriptedPeer.send
+    monkeypatch.setattr(ScriptedPeer, "_verify", answer)
+    monkeypatch.setattr(ScriptedPeer, "send", send)
+    got = await asyncio.gather(*(fetch(pools.start(f"s{i}", count=12, logprobs=1, min_tokens=12)) for i in range(6)))
+    assert got == [answer_of(prompt_of(f"s{i}"), 12) for i in range(6)]
+    assert asked >= every
+    await settle()
+    pools.check_empty()
+
+
+async def test_a_defect_is_believed_when_another_target_finds_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, targets=2)
+    monkeypatch.setattr(
+        ScriptedPeer, "_verify", lambda self, step: terms.Answer(step.session_id, step.epoch, step.round, terms.Failed(13, "NaN"))
+    )
+    with pytest.raises(SpecdecError, match="NaN"):
+        await fetch(pools.start("s"))
+    await settle()
+    assert [target.seen["s"] for target in pools.targets] == [2, 2]  # a Step, and to forget it
+    pools.check_empty()

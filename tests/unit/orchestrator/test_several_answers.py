@@ -14,7 +14,7 @@ from orchestrator.handle import MAX_UNDELIVERED
 from orchestrator.output import Ended
 from orchestrator.states import State
 from specdec import terms
-from specdec.errors import AlreadyExists, InternalFault, Overloaded, Unavailable
+from specdec.errors import AlreadyExists, InvalidRequest, Overloaded, Unavailable
 from specdec.seeds import answer_seed
 from tests.unit.orchestrator.scripted_pools import SEED, Pools, answer_of, fetch, fetch_all, prompt_of, settle
 
@@ -75,7 +75,7 @@ def end_of(pools: Pools, how: str) -> None:
     if how == "failed":
         target.say(terms.Answer("s", 1, 1, terms.Failed(3, "sampling.top_k: broken")))
     elif how == "finished":
-        target.say(terms.Answer("s", 1, 1, terms.Result(1, 0, 0, 0, (), finish=terms.FinishReason.STOP)))
+        target.say(terms.Answer("s", 1, 1, terms.Result(1, 0, 0, 0, (), finish=terms.FinishReason.STOP, stop_token_id=2)))
     elif how == "cancelled":
         pools.driver.feed("s", ev.Cancelled())
     else:
@@ -290,9 +290,9 @@ async def test_an_answer_that_fails_is_told_and_the_rest_can_be_cancelled(monkey
     handle = pools.start("s", n=3, count=1000)
     await settle(4)
     answer = pools.driver._live["s.1"].generation
-    pools.targets[0].say(terms.Answer("s.1", answer.at.epoch, answer.at.round, terms.Failed(13, "not finite")))
+    pools.targets[0].say(terms.Answer("s.1", answer.at.epoch, answer.at.round, terms.Failed(3, "sampling.top_k: broken")))
     got: list[list[int]] = [[], [], []]
-    with pytest.raises(InternalFault, match="not finite"):
+    with pytest.raises(InvalidRequest, match="sampling.top_k"):
         async for index, event in handle:
             got[index] += event.tokens  # type: ignore[union-attr]
     assert all(tokens == text[: len(tokens)] and tokens for tokens, text in zip(got, texts("s", 3, 1000), strict=True))
