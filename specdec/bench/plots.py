@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ MOST_ROWS = 24  # cells of a figure; the tables have them all
 MOST_LINES = 6
 LEAST_ROUNDS = 20
 WIDTH = 9.0  # inches
+LABEL = 36  # characters of a line of a row's name
 PHASES = {
     "forward": ("target computes", "c1"),
     "sample": ("tokens are chosen", "c4"),
@@ -103,7 +105,8 @@ def inlined(svg: str, name: str, label: str) -> str:
 def ratios(cells: Sequence[Mapping[str, Any]], margin: float, baseline: str = "none") -> Drawn | None:
     """A row a cell: the ratio of each way with its interval, beside the line at 1."""
     against = "without speculation" if baseline == "none" else f"with {baseline}"
-    rows = [cell for cell in cells if any(f["ratio"] for f in cell["ways"].values())][:MOST_ROWS]
+    compared = [cell for cell in cells if any(f["ratio"] for f in cell["ways"].values())]
+    rows = compared[:MOST_ROWS]
     ways = [way for way in dict.fromkeys(w for cell in rows for w in cell["ways"]) if way != baseline]
     if not rows or not ways:
         return None
@@ -129,7 +132,7 @@ def ratios(cells: Sequence[Mapping[str, Any]], margin: float, baseline: str = "n
 
     caption = (
         f"Points: how many times as fast as {against}; bars: 95 % intervals. Right of the line it pays, "
-        f"within the shaded band (± {margin:.0%}) it makes no difference."
+        f"within the shaded band (± {margin:.0%}) it makes no difference.{_left_out(compared)}"
     )
     return _svg("ratios", f"Times as fast as {against}, by cell", (WIDTH, 1.2 + _row_height(rows) * len(rows)), draw), caption
 
@@ -162,7 +165,7 @@ def times(cells: Sequence[Mapping[str, Any]]) -> Drawn | None:
 
     caption = (
         "Points: p50; bars: up to p95, between arrivals up to p99. Left is better. With speculation several tokens arrive at once, "
-        "so the gap between two arrivals may grow while the time per token falls."
+        f"so the gap between two arrivals may grow while the time per token falls.{_left_out(cells)}"
     )
     return _svg(
         "times", "First token, time per token, and time between arrivals", (WIDTH, 1.3 + _row_height(rows) * len(rows)), draw
@@ -288,12 +291,22 @@ def _telling(cells: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any] | No
 
 
 def _rows(axes: Axes, names: Sequence[str] | None, count: int = 0) -> None:
-    axes.set_yticks(range(len(names) if names is not None else count), names if names is not None else [""] * count)
+    told = [_folded(name) for name in names] if names is not None else [""] * count
+    axes.set_yticks(range(len(told)), told, fontsize=8 if any("\n" in name for name in told) else None)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.invert_yaxis()
     axes.grid(axis="x", lw=0.6)
     axes.set_axisbelow(True)
+
+
+def _left_out(cells: Sequence[Mapping[str, Any]]) -> str:
+    return f" The first {MOST_ROWS} of {len(cells)} cells; the tables have all of them." if len(cells) > MOST_ROWS else ""
+
+
+def _folded(name: str) -> str:
+    """In two lines at most, so that long names leave room for what they name."""
+    return "\n".join(textwrap.wrap(name, LABEL, max_lines=2, placeholder=" …")) if len(name) > LABEL else name
 
 
 def _row_height(rows: Sequence[Any]) -> float:

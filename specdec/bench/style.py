@@ -50,7 +50,8 @@ dt { color: var(--muted); } dd { margin: 0; }
 @media print { :root, :root[data-theme] { color-scheme: light; LIGHT } button { display: none; }
   body { font-size: 10.5pt; } main { max-width: none; padding: 0; } table { font-size: 8pt; } th, td { padding: .15rem .3rem; }
   .verdict, .fact, td, th { print-color-adjust: exact; -webkit-print-color-adjust: exact; } .verdict strong { font-size: 16pt; }
-  figure, tr, .fact, .verdict { break-inside: avoid; } h2, h3, summary { break-after: avoid; } .scroll { overflow: visible; }
+  figure, tr, .fact, .verdict { break-inside: avoid; } h2, h3, summary, tr:first-child { break-after: avoid; }
+  .scroll { overflow: visible; }
   details { border: none; padding: 0; } details::details-content { content-visibility: visible; block-size: auto; } }
 """
 

@@ -148,6 +148,14 @@ def test_names_of_others_are_text_and_nothing_else(recwarn: pytest.WarningsRecor
     assert all(line["ratio"] == "" or float(line["ratio"]) > 0 for line in lines) and lines[1]["together"] in ("True", "False")
 
 
+def test_many_cells_with_long_names_leave_room_for_their_figures() -> None:
+    grid = replace(GRID, prompt_lengths=(128, 2048), output_lengths=(64, 512), temperatures=(0.0, 0.7), repeats=2)
+    text, _ = page.page(made_up(runs(grid), grid))
+    assert len(grid.cells) == 32 and text.count("The first 24 of 32 cells") == 2
+    labels = [label for label in re.findall(r"<text[^>]*>([^<]+)</text>", text) if "stream" in label]
+    assert labels and max(map(len, labels)) <= plots.LABEL
+
+
 def test_a_sweep_of_one_turn_makes_a_page() -> None:
     for kept in (runs()[:1], runs()[:2]):
         text, _ = page.page(made_up(kept))
