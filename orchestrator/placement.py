@@ -7,12 +7,17 @@ is many times slower than the others gets sessions only when each of the others 
 Load is the time that a round of one more session would take if rows were served one by one: sessions and waiting rows, times the time of a
 step, stretched as room for keys and values runs out. It is comparable between replicas of different speed. Reports are a quarter of a
 second old, so what we placed since is added.
+
+Only who has sessions knows what a step takes. What an idle replica says of itself is a memory, and nobody would ever find out that it is
+wrong, since the slowest of all gets nothing. So it fades, until one session comes there and shows how it is; while that one is there the
+memory counts in full. One that has never had a session is taken for as fast as the fastest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdec.terms import DraftLoad, TargetBeat
 
@@ -22,6 +27,7 @@ COMPANY_WORTH = 0.25  # a draft with sessions of the same target may have so muc
 MOST_FULL = 0.99  # share of the KV room; loads stay finite
 LATE_WEIGHT = 3.0  # a draft that is behind at every commit counts as one with four times the sessions
 STEP_MEMORY = 7 / 8  # of the time of a step, from report to report: what is predicted swings with every prompt
+IDLE_HALF = 120  # reports, half a minute, after which a replica without sessions is hoped to be twice as good as it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +56,37 @@ class Report:
     full: float = 0.0  # share of the KV room in use,
     held: int = 0  # by so many sessions
     late: float = 0.0  # share of commits that found a draft behind
-    served: int = 0  # reports in a row, this one included, with sessions there: only who serves knows what a step takes
+    served: int = 0  # reports in a row, this one included, with sessions there
+    idle: int = 0  # … without
+    tried: bool = False  # it has had sessions
 
     def heard(self, beat: TargetBeat | DraftLoad, ours: int) -> Report:
         """`ours` = sessions that we have there when it is heard."""
         full = beat.kv_used_tokens / beat.kv_total_tokens if beat.kv_total_tokens else 0.0
         others = max(0, beat.sessions - ours)
+        served, idle = (self.served + 1, 0) if beat.sessions else (0, 0 if ours else self.idle + 1)
+        now = Report(1.0, others, 0, full, beat.sessions, 0.0, served, idle, self.tried or bool(beat.sessions))
         if isinstance(beat, DraftLoad):
-            return Report(1.0, others, 0, full, beat.sessions, beat.late_share)
+            return replace(now, late=beat.late_share)
         first = self == Report()
         step_ms = beat.predicted_step_ms if first else STEP_MEMORY * self.step_ms + (1 - STEP_MEMORY) * beat.predicted_step_ms
-        return Report(max(1.0, step_ms), others, beat.queued, full, beat.sessions, 0.0, self.served + 1 if beat.sessions else 0)
+        return replace(now, step_ms=max(1.0, step_ms), queued=beat.queued)
 
-    def load(self, ours: int) -> float:
+    def expected_ms(self, ours: int, least_ms: float = math.inf) -> float:
+        """Of a step, with `ours` sessions there by now. `least_ms` = of the fastest replica that has had sessions."""
+        if self.others + ours:
+            return self.step_ms
+        return max(1.0, self._faded(self.step_ms if self.tried else min(self.step_ms, least_ms)))
+
+    def load(self, ours: int, least_ms: float = math.inf) -> float:
         """ms, with `ours` sessions there by now."""
         sessions = self.others + ours
         full = min(MOST_FULL, self.full * sessions / self.held if self.held else self.full)
-        return self.step_ms * (1 + sessions + self.queued) * (1 + LATE_WEIGHT * self.late) / (1 - full)
+        late = self.late if sessions else self._faded(self.late)
+        return self.expected_ms(ours, least_ms) * (1 + sessions + self.queued) * (1 + LATE_WEIGHT * late) / (1 - full)
+
+    def _faded(self, value: float) -> float:
+        return value * 0.5 ** (self.idle / IDLE_HALF)
 
 
 def choose(

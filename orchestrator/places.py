@@ -3,6 +3,7 @@ driver tells the generations what comes of it."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -111,7 +112,7 @@ class Places:
     def lighter(self, name: str) -> bool:
         """Whether another replica that takes sessions has far less to do."""
         most = LIGHTER * self._report(name).load(self.sessions[name] - 1)
-        return any(peer.name != name and self._load(peer.name) <= most for peer in self._eligible())
+        return any(peer.name != name and self._report(peer.name).load(self.sessions[peer.name]) <= most for peer in self._eligible())
 
     def slow(self, name: str, numerics: str) -> bool:
         """Whether a session of these numerics is better off elsewhere: steps are far slower than those of another, which has far less to
@@ -127,15 +128,15 @@ class Places:
         return any(c.step_ms <= enough and c.load <= most for c in fit)
 
     def _candidates(self, tokens: Sequence[int] = (), target: str = "") -> list[Candidate]:
-        holders = self._prefixes.holders(tokens)
+        holders, least_ms = self._prefixes.holders(tokens), self._least_ms()
         return [
             Candidate(
                 peer.name,
                 self.sessions[peer.name],
-                self._load(peer.name),
+                self._report(peer.name).load(self.sessions[peer.name], least_ms),
                 peer.info.numerics_fingerprint if peer.info is not None else "",
                 holders.get(peer.info.boot_id, 0) if peer.info is not None else 0,
-                self._report(peer.name).step_ms,
+                self._report(peer.name).expected_ms(self.sessions[peer.name], least_ms),
                 self._pairs[peer.name, target],
             )
             for peer in self._eligible()
@@ -149,8 +150,8 @@ class Places:
     def _report(self, name: str) -> Report:
         return self._reports.get(name, Report())
 
-    def _load(self, name: str) -> float:
-        return self._report(name).load(self.sessions[name])
+    def _least_ms(self) -> float:
+        return min((report.step_ms for report in self._reports.values() if report.tried), default=math.inf)
 
 
 def _free(peer: Peer) -> int:
