@@ -75,7 +75,7 @@ class Endpoints:
                     break
             return samples
         except (Unavailable, DeadlineExceeded, Overloaded) as error:
-            return str(error)
+            return str(error).removeprefix(f"{name}: ")
         except (PermissionDenied, Unauthenticated) as error:
             raise type(error)(f"{name}: {error}") from error
 

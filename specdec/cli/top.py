@@ -98,7 +98,7 @@ def _first(look_again: Callable[[], Look], hint: str) -> Callable[[], Look]:
         nonlocal seen
         found = look_again()
         if not seen and all(samples is None for samples in found.samples.values()):
-            reasons = "; ".join(f"{address}: {reason.removeprefix(f'{address}: ')}" for address, reason in found.reasons.items())
+            reasons = "; ".join(f"{address}: {reason}" for address, reason in found.reasons.items())
             raise Unavailable(reasons or f"nobody answers at {', '.join(found.samples)}; {hint}")
         seen = True
         return found

@@ -14,7 +14,7 @@ from specdec import status, wire
 from specdec.client.answers import Completion, Event, Finished, ServiceInfo, completions_of, event_from_wire
 from specdec.client.credentials import OPEN, Credentials
 from specdec.client.requests import CallOptions, Options, Prompt, generate_request, tokenize_request
-from specdec.errors import InvalidRequest, ProtocolFault, SpecdecError, Unavailable, Unsupported
+from specdec.errors import DeadlineExceeded, InvalidRequest, ProtocolFault, SpecdecError, Unavailable, Unsupported
 from specdec.runtime.channels import open_channel
 from specdec.runtime.diagnosis import why
 from specdec.terms import SamplingParams
@@ -51,9 +51,9 @@ class Client:
         try:
             await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
         except TimeoutError:
-            if reason := await why(self.endpoint, self._credentials.tls):
-                raise Unavailable(f"{self.endpoint}: {reason}") from None
-            raise Unavailable(f"nobody answers at {self.endpoint} after {timeout_s:g} s; is the service up?") from None
+            reason = await why(self.endpoint, self._credentials.tls)
+            silent = f"takes connections and says nothing in gRPC for {timeout_s:g} s; is this the port of an orchestrator?"
+            raise Unavailable(f"{self.endpoint}: {reason or silent}") from None
 
     def _stub(self) -> Any:
         if self._made is None:
@@ -141,11 +141,14 @@ class Client:
         try:
             return await getattr(self._stub(), method)(request, timeout=UNARY_TIMEOUT_S, metadata=self._credentials.metadata())
         except grpc.aio.AioRpcError as failure:
-            raise await self._fault(failure) from failure
+            fault = await self._fault(failure)
+            if isinstance(fault, DeadlineExceeded) and (reason := await why(self.endpoint, self._credentials.tls)):
+                fault = DeadlineExceeded(f"{self.endpoint}: {reason}")  # while gRPC was still trying to connect
+            raise fault from failure
 
     async def _fault(self, failure: grpc.aio.AioRpcError) -> SpecdecError:
         """gRPC calls a handshake that failed UNAVAILABLE, like everything else; what a service says has details."""
-        unheard = failure.code() is grpc.StatusCode.UNAVAILABLE and not failure.trailing_metadata()
-        if unheard and (reason := await why(self.endpoint, self._credentials.tls)):
-            return Unavailable(f"{self.endpoint}: {reason}")
-        return status.error_from_rpc(failure)
+        if failure.code() is not grpc.StatusCode.UNAVAILABLE or failure.trailing_metadata():
+            return status.error_from_rpc(failure)
+        reason = await why(self.endpoint, self._credentials.tls)
+        return Unavailable(f"{self.endpoint}: {reason or f'the connection broke: {failure.details()}'}")

@@ -16,6 +16,7 @@ from specdec.errors import InvalidRequest, Overloaded, Unavailable
 from specdec.terms import SamplingParams
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0  # between two rounds through all endpoints
+MAX_REASONS = 3  # that are told, of endpoints where nobody answers
 
 
 class FailoverClient(Client):
@@ -45,16 +46,20 @@ class FailoverClient(Client):
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Until one is. Raises Unavailable."""
+        reasons: list[str] = []
         waits = [asyncio.create_task(client.wait_ready(timeout_s)) for client in self._clients]
         try:
             for done in asyncio.as_completed(waits):
-                with contextlib.suppress(Unavailable):
+                try:
                     return await done
+                except Unavailable as error:
+                    reasons.append(str(error))
         finally:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-        raise Unavailable(f"nobody answers at {self.endpoint} after {timeout_s:g} s; is the service up?")
+        told = "; ".join(sorted(reasons)[:MAX_REASONS])
+        raise Unavailable(f"{told} … ({len(reasons)} endpoints)" if len(reasons) > MAX_REASONS else told)
 
     async def generate(
         self,

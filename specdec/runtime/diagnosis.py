@@ -1,11 +1,14 @@
-"""Why a connection does not come about, in words a user can act on. gRPC says `Socket closed` to most of it.
+"""Why a connection does not come about, in words a user can act on. gRPC says `Socket closed` or `failed to connect to all addresses` to
+most of it.
 
-The standard library's TLS shakes hands with the same endpoint once more and tells what it finds. Asked only after a failure.
+The standard library's sockets and TLS try the same endpoint once more and tell what they find. Asked only after a failure.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 
 from specdec.runtime.tls import ClientTls
@@ -19,13 +22,21 @@ _NOT_OURS = "the server does not accept this side's certificate, --tls-cert (SPE
 
 
 async def why(endpoint: str, tls: ClientTls | None) -> str:
-    """Empty when nothing about TLS is wrong, or nobody listens. Does not raise."""
+    """Goes behind `host:port: `. Empty where somebody listens and nothing about TLS is wrong. Does not raise."""
     host, _, port = endpoint.rpartition(":")
     host = host.rpartition("/")[2].strip("[]")
     try:
         async with asyncio.timeout(PROBE_S):
             return await (_of_plain(host, int(port)) if tls is None else _of_tls(host, int(port), tls))
-    except (OSError, ValueError, TimeoutError):
+    except TimeoutError:
+        return f"nobody answers within {PROBE_S:g} s; is the host up, and is the port let through?"
+    except socket.gaierror as error:
+        return f"the name is not known ({error.strerror}); is it spelt right?"
+    except ConnectionResetError:
+        return ""
+    except OSError as error:  # of a name with several addresses without a number: all of them failed
+        return f"nobody answers ({os.strerror(error.errno)}); is the service up?" if error.errno else "nobody answers; is the service up?"
+    except ValueError:
         return ""
 
 

@@ -253,7 +253,7 @@ def test_endpoints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     assert main(["generate", "--endpoint", "127.0.0.1:1", "--prompt-file", "/no/file"]) == 2
     assert one_line(capsys.readouterr()).endswith("--prompt-file: /no/file: No such file or directory")
     assert main(["generate", "--endpoint", "127.0.0.1:1", "--prompt", "x"]) == 2
-    assert "nobody answers at 127.0.0.1:1" in one_line(capsys.readouterr())
+    assert "127.0.0.1:1: nobody answers" in one_line(capsys.readouterr())
     assert main(["generate", "--prompt", "x"]) == 2
     assert "--endpoint: is missing" in one_line(capsys.readouterr())
 
