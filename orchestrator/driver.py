@@ -242,7 +242,7 @@ class Driver:
                     self.observer.later(self.observer.round, command, live.trace)
                     self._handover.round(session_id, live, command.outcome)
                     if command.outcome == "miss" and live.generation.drafting.owes:
-                        self._drafts.ejection.bad(live.draft, Trouble.LATE)
+                        self._drafts.late(live.draft)
                 case ev.Count(what, amount):
                     self.observer.count(what, amount)
                     if what == "grace_expired" and live.generation.drafting.owes:
@@ -357,6 +357,7 @@ class Driver:
                     self.feed(session_id, ev.DraftLost(trouble.label, alive=True))
 
     def drains(self, pool: Pool, name: str) -> None:
+        self._speculation.look()
         self._handover.drains(pool, name)
 
     def again(self, pool: str) -> None:

@@ -86,7 +86,7 @@ class Report:
         return self.expected_ms(ours, least_ms) * (1 + sessions + self.queued) * (1 + LATE_WEIGHT * late) / (1 - full)
 
     def _faded(self, value: float) -> float:
-        return value * 0.5 ** (self.idle / IDLE_HALF)
+        return value * math.exp2(-self.idle / IDLE_HALF)
 
 
 def choose(

@@ -98,8 +98,8 @@ class Pool:
 
     @property
     def serves(self) -> bool:
-        """Whether a replica is there and not shut out."""
-        return any(peer.connected and self.ejection.closed(peer.name) for peer in self)
+        """Whether a replica is there, stays, and is not shut out. Also from the thread that reads metrics."""
+        return any(peer.connected and not self.leaves(peer.name) and self.ejection.closed(peer.name) for peer in self)
 
     def send(self, name: str, item: Any) -> None:
         """Queues an item for a replica. One that is gone needs none."""
@@ -113,6 +113,12 @@ class Pool:
             self.draining.add(name)
             log.info("peer drains", extra={"pool": self.name, "peer": name})
         return name in self.draining
+
+    def late(self, name: str) -> None:
+        """A round went without the block of this draft. Without another one that is no reason to shut it out: nobody waited, how much is
+        asked of it follows from what comes in time, and a slow machine's first rounds are all late."""
+        if any(peer.name != name for peer in self.eligible()):
+            self.ejection.bad(name, Trouble.LATE)
 
     def fell(self, name: str) -> None:
         """Its connection ended. One that drained had said so."""

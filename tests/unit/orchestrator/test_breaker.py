@@ -283,6 +283,33 @@ async def test_an_idle_replica_is_probing_when_its_pause_is_over(monkeypatch: py
     assert shown() == {"up": 2}
 
 
+@pytest.mark.parametrize("drafts", [1, 2])
+async def test_a_draft_that_is_late_is_shut_out_only_where_there_is_another(monkeypatch: pytest.MonkeyPatch, drafts: int) -> None:
+    """Its proposals never come in time, which on a slow machine may be so for the first second."""
+    pools = Pools(monkeypatch, drafts=drafts, max_grace_ms=0)
+    lie(pools.drafts[0], LIES["silence"][0])
+    got = await asyncio.gather(*(fetch(pools.start(f"s{i}", count=200)) for i in range(12)))
+    assert got == [answer_of(prompt_of(f"s{i}"), 200) for i in range(12)]
+    assert pools.driver.pools.drafts.ejection.closed("d0:1") == (drafts == 1)
+    assert pools.driver.pools.drafts.serves
+    if drafts == 2:
+        pools.drafts[1].fall()
+        assert not pools.driver.pools.drafts.serves, "what was held against it stays"
+
+
+async def test_a_draft_that_drains_is_none_that_serves(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody is placed there any more: the gauge and the log are to say that the targets are alone."""
+    caplog.set_level(logging.INFO)
+    pools = Pools(monkeypatch)
+    draft, drafts = pools.drafts[0], pools.driver.pools.drafts
+    assert drafts.serves
+    for _ in range(2):
+        pools.driver.pools.heard(draft, Heard((), beat=terms.DraftLoad(1.0, 0.0, 0, 0, 100, draining=True)))  # type: ignore[arg-type]
+    assert not drafts.serves and not drafts.eligible()
+    lines = [record.message.split(":")[0] for record in caplog.records if record.message.startswith("speculation is")]
+    assert lines == ["speculation is on", "speculation is off"]
+
+
 async def test_F83_no_draft_ever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Targets alone, one log line however many requests, and the gauge says 0; with the draft there it says 1."""
     caplog.set_level(logging.INFO)
