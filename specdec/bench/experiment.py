@@ -24,7 +24,7 @@ from typing import Any
 
 from specdec.bench.arrivals import MAX_OPEN, poisson
 from specdec.bench.load import Question, Slice, ask_all
-from specdec.bench.prompts import lengthened, of_kind
+from specdec.bench.prompts import as_text, lengthened, of_kind
 from specdec.client import Client, Options, Prompt
 from specdec.errors import InvalidRequest, Unsupported
 from specdec.terms import SamplingParams
@@ -223,13 +223,27 @@ async def _served(client: Client, outcome: Outcome) -> Experiment:
     kept = []
     for way in experiment.ways:
         try:
-            await _warm_up(client, experiment, way)
+            experiment = await _warmed_up(client, experiment, way, outcome.notes)
             kept.append(way)
         except Unsupported as error:
             outcome.notes.append(f"{way} is left out: the service answered that it does not serve it ({error})")
     if not kept:
         raise InvalidRequest("--compare", "the service serves none of these ways: " + ", ".join(experiment.ways))
     return replace(experiment, ways=tuple(kept))
+
+
+async def _warmed_up(client: Client, experiment: Experiment, way: str, notes: list[str]) -> Experiment:
+    """The experiment with prompts as the model takes them: one that was not trained to chat has no template for messages."""
+    try:
+        await _warm_up(client, experiment, way)
+        return experiment
+    except InvalidRequest as error:
+        spoken = replace(experiment, prompts=[(kind, as_text(prompt)) for kind, prompt in experiment.prompts])
+        if error.field != "messages" or spoken == experiment:
+            raise
+    notes.append("the model has no chat template: it is asked the text of the messages, without roles")
+    await _warm_up(client, spoken, way)
+    return spoken
 
 
 async def _draft_there(client: Client) -> bool:

@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 28
 MAX_KIND = 64  # characters
 MAX_ID = (1 << 32) - 1
 ALL, EACH = "all", "each"  # of --kinds
-WANTED = 'a JSON object with "prompt", "messages" or "token_ids", and "kind" if wanted'
+WANTED = 'a JSON object with "prompt", "messages", "text" or "token_ids", and "kind" if wanted'
 Kinded = tuple[str, Prompt]
 Count = Callable[[Prompt], Awaitable[int]]
 
@@ -46,8 +46,8 @@ FILLER = (
 
 
 def load_prompts(path: Path = PROMPTS) -> list[Kinded]:
-    """(kind, prompt) of JSON lines with "messages", "prompt" (one user turn) or "token_ids"; "kind" if wanted. UTF-8, with a byte order
-    mark or without. Raises InvalidRequest that names file and line."""
+    """(kind, prompt) of JSON lines with "messages", "prompt" (one user turn), "text" (to be continued) or "token_ids"; "kind" if wanted.
+    UTF-8, with a byte order mark or without. Raises InvalidRequest that names file and line."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequest("--prompts", f"{path}: more than {MAX_BYTES >> 20} MiB; take a sample of it")
@@ -92,6 +92,8 @@ def _asked(entry: dict[str, Any]) -> Prompt:
         if not isinstance(ids, list) or not ids or not all(type(token) is int and 0 <= token <= MAX_ID for token in ids):
             raise ValueError("token_ids must be a list of one or more whole numbers, 0 or more")
         return ids
+    if entry.get("text") is not None:
+        return _words("a text", entry["text"])
     turns = entry.get("messages") or [{"role": "user", "content": entry.get("prompt")}]
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise TypeError('messages must be a list of {"role": …, "content": …}')
@@ -110,6 +112,12 @@ def _words(what: str, told: Any) -> str:
 
 def _called(entry: object) -> str:
     return {list: "a list", str: "a text", type(None): "null"}.get(type(entry), "a number")
+
+
+def as_text(prompt: Prompt) -> Prompt:
+    """Messages as one text; what is no messages stays as it is."""
+    turns: list[Any] = [] if isinstance(prompt, str) else [turn for turn in prompt if not isinstance(turn, int)]
+    return "\n\n".join(str(turn["content"]) for turn in turns) if turns else prompt
 
 
 def of_kind(prompts: Sequence[Kinded], kind: str) -> Sequence[Kinded]:

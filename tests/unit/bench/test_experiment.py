@@ -167,3 +167,21 @@ def test_a_file_gets_few_lines() -> None:
         progress.end("x", 1.0)
     progress.close()
     assert len(file.getvalue().splitlines()) == 4 and "\x1b" not in file.getvalue()
+
+
+def test_a_model_without_a_chat_template_is_asked_the_text() -> None:
+    asked: list[Any] = []
+
+    class Base(FakeClient):
+        async def generate(self, prompt: Any, sampling: SamplingParams, **options: Any) -> Any:  # type: ignore[override]
+            if not isinstance(prompt, str) and isinstance(prompt[0], dict):
+                raise InvalidRequest("messages", "this model has no chat template; send text or token_ids")
+            asked.append(prompt)
+            async for event in super().generate(prompt, sampling, **options):
+                yield event
+
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    few = dataclasses.replace(SMALL, prompts=[("a", turns), ("b", [5, 6])], concurrencies=(1,), temperatures=(0.0,))
+    outcome = measured(Base(), few)
+    assert outcome.complete and len(outcome.done) == 9 and "no chat template" in outcome.notes[0]
+    assert "Be brief.\n\nWhy?" in asked and [5, 6] in asked

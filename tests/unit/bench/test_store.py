@@ -183,6 +183,8 @@ def test_odd_lines_of_others_are_read_or_refused_in_words(tmp_path: Path) -> Non
         b'\xef\xbb\xbf{"prompt": "a\xe2\x80\xa8b\xc2\x85"}\r\n{"prompt": "c", "kind": null}\r{"token_ids": [1], "kind": "Code x"}'
     )
     assert [kind for kind, _ in load_prompts(file)] == ["all", "all", "code x"]
+    file.write_text('{"text": "Once upon a time"}')
+    assert load_prompts(file) == [("all", "Once upon a time")]
     odd = {
         '{"token_ids": "123"}': "token_ids", '{"token_ids": [1.5]}': "token_ids", '{"token_ids": [true]}': "token_ids",
         '{"token_ids": [1e400]}': "token_ids", '{"token_ids": [4294967296]}': "token_ids", "[" * 100_000: "recursion",
