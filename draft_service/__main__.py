@@ -116,6 +116,7 @@ def model_info(settings: Settings, info: EngineInfo, words: Vocabulary) -> Model
         kv_total_tokens=info.kv_total_tokens,
         max_num_speculative_tokens=settings.max_num_speculative_tokens,
         max_sessions=settings.max_sessions,
+        model_fingerprint=info.model_fingerprint,
     )
 
 

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from orchestrator import events as ev
@@ -141,8 +141,15 @@ class Driver:
     def give_up(self) -> None:
         """Fails what still runs, in a way that says how to go on. Nothing new is taken."""
         self._closing = True
+        self._end_all(lambda live: gone(GOING_AWAY, live.generation.decided))
+
+    def forsaken(self, reason: str) -> None:
+        log.warning("answers end: %s", reason, extra={"answers": len(self._live)})
+        self._end_all(lambda live: Unavailable(reason, COME_BACK_MS))
+
+    def _end_all(self, why: Callable[[Live], SpecdecError]) -> None:
         for live in reversed(list(self._live.values())):  # who waits goes before the places become free
-            live.undelivered.end(gone(GOING_AWAY, live.generation.decided))
+            live.undelivered.end(why(live))
             live.undelivered.cancel()
 
     async def close(self) -> None:

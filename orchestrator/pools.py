@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -48,6 +49,9 @@ class Home(Protocol):
     def lost(self, pool: Pool, name: str, reason: str) -> None:
         """What the replica `name` held is gone."""
 
+    def forsaken(self, reason: str) -> None:
+        """No answer that is under way can go on: nobody serves its model any more."""
+
     def drains(self, pool: Pool, name: str) -> None:
         """The replica `name` will end its streams soon. Told with every beat until then."""
 
@@ -77,6 +81,7 @@ class Pool:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._running = self._crowded = False
+        self._fell_s = time.monotonic()  # when the last one lost its connection
 
     def __iter__(self) -> Iterator[Peer]:
         """Also from the thread that reads metrics, while peers come and go."""
@@ -126,6 +131,11 @@ class Pool:
             self.ejection.bad(name, Trouble.LOST)
         self.draining.discard(name)
         self.places.gone(name)
+        self._fell_s = time.monotonic()
+
+    def empty_s(self) -> float:
+        """How long no replica has been connected. 0 while one is."""
+        return 0.0 if self.connected else time.monotonic() - self._fell_s
 
     # --- membership ---------------------------------------------------------------------------------------------------
 
@@ -229,6 +239,7 @@ class Pools:
         )
         self.targets.dialler = self.drafts.dialler = settings.dialler
         self._fingerprint, self._home = vocabulary_fingerprint, home
+        self._wait_s = settings.placement_wait_ms / 1000
         self.on_call: Callable[[str, float, str], None] = lambda method, seconds, code: None  # for the metric
         self._model: terms.ModelInfo | None = None
         self._model_known = asyncio.Event()
@@ -295,9 +306,14 @@ class Pools:
         if info.vocabulary_fingerprint != self._fingerprint:
             raise Mismatch(f"{peer.dialect.pool} {peer.name} serves {info.model!r}, whose vocabulary is not the tokenizer's")
         known = self._model
-        in_use = self._home.busy or self.targets.connected
-        if peer.dialect is TARGET and known is not None and in_use and _identity(info) != _identity(known):
-            raise Mismatch(f"target {peer.name} serves {info.model!r}; answers of {known.model!r} cannot go on there")
+        if peer.dialect is not TARGET or known is None or _identity(info, known) == _identity(known, info):
+            return
+        if self.targets.connected or (self._home.busy and self.targets.empty_s() < self._wait_s):
+            other = "another model of that name" if info.model == known.model else f"answers of {known.model!r}"
+            raise Mismatch(f"target {peer.name} serves {info.model!r}; {other} cannot go on there")
+        self._model = None  # what is admitted from here on is for the one that comes up
+        self._model_known.clear()
+        self._home.forsaken(f"the targets serve {info.model!r} by now, another model than this answer began with; ask again")
 
     def up(self, peer: Peer) -> None:
         if (pool := self._of(peer)) is None:
@@ -336,6 +352,6 @@ class Pools:
         log.warning("peer cannot be reached", extra={"pool": peer.dialect.pool, "peer": peer.name, "reason": reason})
 
 
-def _identity(info: terms.ModelInfo) -> tuple[object, ...]:
-    """What must be equal for an answer to go on elsewhere; numerics may differ, they only cost the bit-for-bit promise."""
-    return info.model, info.vocab_size, info.eos_token_ids
+def _identity(info: terms.ModelInfo, other: terms.ModelInfo) -> tuple[object, ...]:
+    """What must be equal for an answer to go on at the other; numerics may differ, they only cost the bit-for-bit promise."""
+    return info.model, info.vocab_size, info.eos_token_ids, info.model_fingerprint if other.model_fingerprint else ""

@@ -101,6 +101,7 @@ def model_info(settings: Settings, engine: Engine, words: Vocabulary, budget: Kv
         kv_total_tokens=budget.total_tokens,
         max_num_speculative_tokens=settings.max_num_speculative_tokens,
         max_sessions=settings.max_sessions,
+        model_fingerprint=engine.info.model_fingerprint,
     )
 
 

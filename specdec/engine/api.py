@@ -80,7 +80,8 @@ class EngineInfo:
     `vocab_size` = ids it can be fed, and columns of its logits unless `draft_ids` names the target id of each column.
     `window` = most tokens of a slot. `dtype` = the arithmetic in use, which is float32 where int8 kernels are missing.
     `batch_invariant`: a row has the same bits in any batch, in any cutting, with any neighbours; measured at start.
-    Two engines with equal `numerics_fingerprint`, both invariant, give the same bits.
+    Two engines with equal `numerics_fingerprint`, both invariant, give the same bits. `model_fingerprint` stands for what the model's files
+    hold, whatever computes it: engines that differ in it say different things.
     """
 
     vocab_size: int
@@ -93,6 +94,7 @@ class EngineInfo:
     kv_total_tokens: int
     max_rows: int
     draft_ids: tuple[int, ...] | None = None
+    model_fingerprint: str = ""
 
 
 class KvSlots(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from specdec.engine.sim import simulated_engine
 from specdec.engine.weights import FolderWeights, eos_ids, read_config, read_draft_ids, read_eos_ids, safetensors_of, weights_digest
 from specdec.vocabulary import vocabulary
 
+INCIDENTAL = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"})  # of config.json
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +44,7 @@ def load_engine(config: EngineConfig) -> Engine:
     shape = _choose(raw, config)
     if isinstance(shape, LlamaShape):
         return _build_lean(source, config, shape, FolderWeights(folder))
-    return _build_generic(source, config, _load_module(folder, config))
+    return _build_generic(source, config, _load_module(folder, config), weights_digest(FolderWeights(folder)))
 
 
 def load_engine_from_module(module: Any, config: EngineConfig) -> Engine:
@@ -107,7 +109,8 @@ def _build_lean(source: _Source, config: EngineConfig, shape: LlamaShape, weight
     replays = config.replay and config.device == "cuda"
     with torch.inference_mode():
         model = LeanModel(shape, weights, linears, attention, window, head_ids, place, replays)
-    return _finish(source, config, store, attention, model, "lean", _fingerprint(config, "lean", digest or weights_digest(weights)))
+    digest = digest or weights_digest(weights)
+    return _finish(source, config, store, attention, model, "lean", _fingerprint(config, "lean", digest), digest)
 
 
 def _kernels(config: EngineConfig, shape: LlamaShape, weights: Mapping[str, Tensor]) -> Kernels | None:
@@ -131,8 +134,9 @@ def _build_native(
     with torch.inference_mode():
         model = NativeModel(kernels, shape, weights, window=window, max_rows=config.max_rows, threads=config.threads, head_ids=head_ids)
     # The same on any CPU: integer sums are exact, float sums have one order. Frequencies come of torch's own power.
-    parts = [digest or weights_digest(weights), "int8 native", kernels.source, shape.frequencies.numpy().tobytes().hex()]
-    return _finish(source, config, store, Descriptors(), model, "lean", _hashed(parts))
+    digest = digest or weights_digest(weights)
+    parts = [digest, "int8 native", kernels.source, shape.frequencies.numpy().tobytes().hex()]
+    return _finish(source, config, store, Descriptors(), model, "lean", _hashed(parts), digest)
 
 
 class PlannedAttention(Planner, RowAttention, Protocol):
@@ -180,13 +184,13 @@ def _load_module(folder: Path, config: EngineConfig) -> Any:
         raise UnsupportedModel(f"{folder} holds no causal language model that transformers can read: {error}") from error
 
 
-def _build_generic(source: _Source, config: EngineConfig, module: Any) -> Engine:
+def _build_generic(source: _Source, config: EngineConfig, module: Any, digest: str = "") -> Engine:
     from specdec.engine.generic import GenericModel, module_weights, refuse_stateful
 
     refuse_stateful(module)
     config, place = _settle(config), _device(config)
     module = module.to(device=place, dtype=_torch_dtype(config))
-    digest = weights_digest(module_weights(module))
+    digest = digest or weights_digest(module_weights(module))
     text = module.config.get_text_config(decoder=True)
     layers, heads = text.num_hidden_layers, text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -194,7 +198,8 @@ def _build_generic(source: _Source, config: EngineConfig, module: Any) -> Engine
     sizes = _Sizes(layers, heads, kv_heads, dim, _window(source.raw, config))
     store, attention = _memory(config, place, sizes, stacked=False)
     model = GenericModel(module, Linears(config.dtype, config.max_rows), attention, layers)
-    return _finish(replace(source, draft_ids=None), config, store, attention, model, "generic", _fingerprint(config, "generic", digest))
+    source = replace(source, draft_ids=None)
+    return _finish(source, config, store, attention, model, "generic", _fingerprint(config, "generic", digest), digest)
 
 
 def _settle(config: EngineConfig) -> EngineConfig:
@@ -218,7 +223,9 @@ def _finish(
     model: Model,
     path: str,
     fingerprint: str,
+    digest: str,
 ) -> Engine:
+    """`digest` = of the weights."""
     info = EngineInfo(
         vocab_size=source.raw["vocab_size"],
         window=_window(source.raw, config),
@@ -230,6 +237,7 @@ def _finish(
         kv_total_tokens=store.total_tokens,
         max_rows=config.max_rows,
         draft_ids=source.draft_ids,
+        model_fingerprint=_hashed([digest, _computed(source.raw)]),
     )
     engine = RaggedEngine(info, store, attention, model)
     if config.self_test:
@@ -247,6 +255,11 @@ def _fingerprint(config: EngineConfig, path: str, weights: str) -> str:
         parts += [f"attention {QUERY_ROWS} {KEY_BLOCK}"]
         parts += [f"vnni {has_vnni()}"] if config.dtype == "int8" else [f"threads {config.threads}"]
     return _hashed(parts)
+
+
+def _computed(raw: Mapping[str, Any]) -> str:
+    """config.json without what says nothing of the computation."""
+    return json.dumps({key: value for key, value in raw.items() if key not in INCIDENTAL}, sort_keys=True, default=str)
 
 
 def _hashed(parts: Sequence[str]) -> str:

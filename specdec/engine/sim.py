@@ -121,6 +121,7 @@ class SimulatedEngine:
             numerics_fingerprint=f"simulated-{name}",
             kv_total_tokens=config.kv_tokens,
             max_rows=config.max_rows,
+            model_fingerprint=f"simulated-{name}",
         )
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a model server is; servers of one release must agree in vocabulary_fingerprint."""
+    """What a model server is; servers of one release must agree in vocabulary_fingerprint. `model_fingerprint` empty: it does not say."""
 
     model: str
     vocab_size: int  # ids the tokenizer knows
@@ -21,3 +21,4 @@ class ModelInfo:
     kv_total_tokens: int
     max_num_speculative_tokens: int
     max_sessions: int
+    model_fingerprint: str = ""

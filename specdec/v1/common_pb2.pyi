@@ -120,7 +120,7 @@ class DraftDistribution(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., probs: _Optional[bytes] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model", "vocab_size", "vocabulary_fingerprint", "eos_token_ids", "max_model_len", "boot_id", "numerics_fingerprint", "batch_invariant", "dtype", "kv_total_tokens", "max_num_speculative_tokens", "max_sessions")
+    __slots__ = ("model", "vocab_size", "vocabulary_fingerprint", "eos_token_ids", "max_model_len", "boot_id", "numerics_fingerprint", "batch_invariant", "dtype", "kv_total_tokens", "max_num_speculative_tokens", "max_sessions", "model_fingerprint")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class ModelInfo(_message.Message):
     KV_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocab_size: int
     vocabulary_fingerprint: bytes
@@ -145,4 +146,5 @@ class ModelInfo(_message.Message):
     kv_total_tokens: int
     max_num_speculative_tokens: int
     max_sessions: int
-    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., vocabulary_fingerprint: _Optional[bytes] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_model_len: _Optional[int] = ..., boot_id: _Optional[str] = ..., numerics_fingerprint: _Optional[str] = ..., batch_invariant: _Optional[bool] = ..., dtype: _Optional[str] = ..., kv_total_tokens: _Optional[int] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_sessions: _Optional[int] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., vocabulary_fingerprint: _Optional[bytes] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_model_len: _Optional[int] = ..., boot_id: _Optional[str] = ..., numerics_fingerprint: _Optional[str] = ..., batch_invariant: _Optional[bool] = ..., dtype: _Optional[str] = ..., kv_total_tokens: _Optional[int] = ..., max_num_speculative_tokens: _Optional[int] = ..., max_sessions: _Optional[int] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...

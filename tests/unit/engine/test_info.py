@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from specdec.engine import EngineConfig, EngineThread, load_engine_from_module
+from specdec.engine import EngineConfig, EngineThread, load_engine, load_engine_from_module
 from specdec.engine.weights import eos_ids, read_draft_ids, weights_digest
 from specdec.errors import EngineFault
-from tests.tiny import tiny_llama
+from tests.tiny import save_tiny, tiny_llama
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,20 @@ def test_fingerprint_follows_what_decides_the_bits():
 def test_fingerprint_ignores_what_does_not():
     assert fingerprint() == fingerprint(kv_tokens=1024, max_rows=64, window=100, self_test=True)
     assert fingerprint(dtype="int8") == fingerprint(dtype="int8", threads=2)
+
+
+def test_a_model_is_its_files_whatever_computes_it(tmp_path):
+    """Of one folder every path and format says the same; another folder of that name, or a config that computes otherwise, says another."""
+
+    def said(folder: Path, **options: object) -> str:
+        return load_engine(EngineConfig(model_dir=folder, self_test=False, **options)).info.model_fingerprint
+
+    one, other, turned = (save_tiny(tmp_path / name / "model", seed) for name, seed in (("a", 0), ("b", 1), ("c", 0)))
+    config = json.loads((turned / "config.json").read_text())
+    config["rms_norm_eps"] *= 2
+    (turned / "config.json").write_text(json.dumps(config | {"transformers_version": "0"}))
+    same = {said(one, dtype=dtype, path=path) for dtype, path in (("float32", "auto"), ("int8", "auto"), ("float64", "generic"))}
+    assert len(same) == 1 and said(other) not in same and said(turned) not in same
 
 
 def test_one_weight_changes_the_digest():

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.discovery import Endpoint
+from orchestrator.pools import _identity
+from specdec.errors import Mismatch, Unavailable
+from tests.fakes_driver import model_info
 from tests.unit.orchestrator.scripted_pools import Pools, ScriptedPeer, answer_of, fetch, prompt_of, settle
 
 
@@ -141,3 +146,43 @@ async def test_F161_another_pod_at_the_address_of_one_that_ends_is_another_repli
     assert newest(pools, "t0:1") is not old and held(pools, "s") == {""}, "what it held is gone"
     newest(pools, "t0:1").rise()
     assert await fetch(handle) == answer_of(prompt_of("s"), 40)
+
+
+async def test_another_model_of_the_same_name_takes_over_when_the_first_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While anybody serves the first it is refused, whatever it is called. Calls that never cease must not shut it out for ever, nor may an
+    answer of the first go on with it."""
+    pools = Pools(monkeypatch, targets=2, drafts=0, placement_wait_ms=1000)
+    old, new = pools.targets
+    clock = [100.0]
+    monkeypatch.setattr("orchestrator.pools.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    old.fall()
+    for target, weights in ((old, "a"), (new, "b")):
+        assert target.info is not None
+        target.info = replace(target.info, model_fingerprint=weights)
+    new.connected = False
+    old.rise()
+    accept = partial(pools.driver.pools.accept, new, new.info)  # type: ignore[arg-type]
+    with pytest.raises(Mismatch, match="another model of that name"):
+        accept()
+    handle = pools.start("s", count=40)
+    old.fall()
+    clock[0] += 0.9
+    with pytest.raises(Mismatch):
+        accept()  # the first may come back
+    clock[0] += 0.2
+    accept()
+    assert pools.driver.model is None
+    with pytest.raises(Unavailable, match="another model") as told:
+        await fetch(handle)
+    assert told.value.output_tokens is None  # it cannot be resumed
+    new.rise()
+    assert pools.driver.model is not None and pools.driver.model.model_fingerprint == "b"
+    assert await fetch(pools.start("t")) == answer_of(prompt_of("t"), 20)
+    await settle()
+    pools.check_empty()
+
+
+def test_who_does_not_tell_its_model_is_known_by_its_name() -> None:
+    told, silent = (model_info(model_fingerprint=text) for text in ("a", ""))
+    assert _identity(told, silent) == _identity(silent, told)
+    assert _identity(told, replace(told, model_fingerprint="b")) != _identity(replace(told, model_fingerprint="b"), told)
