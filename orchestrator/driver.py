@@ -314,14 +314,12 @@ class Driver:
             self.feed(session_id, ev.TargetPlaced(name))
 
     def _about(self, session_id: str) -> About:
-        live = self._live[session_id]
-        return About(live.numerics, live.generation.committed)
+        return self._live[session_id].about()
 
     def _seek_room(self, session_id: str, live: Live, full: tuple[str, ...]) -> None:
         """What was decided may go on where it is sure to be the same text; the wait for room ends some time."""
         generation = live.generation
-        tokens, begun = len(generation.committed), generation.decided > 0
-        if name := self._targets.places.elsewhere(full, tokens, live.numerics, begun):
+        if name := self._targets.places.elsewhere(full, live.about(), generation.decided > 0):
             self.feed(session_id, ev.TargetPlaced(name))
 
     def _place_drafts(self) -> None:

@@ -38,7 +38,7 @@ class Handover:
         if live.hunger.round(outcome) and owes and places.lighter(live.draft):
             self._leave_draft(session_id, HUNGRY)
         targets = self._pools.targets
-        if _to_come(live.generation) >= WORTH_TOKENS and targets.places.slow(live.target, live.numerics):
+        if _to_come(live.generation) >= WORTH_TOKENS and targets.places.slow(live.target, live.about()):
             self._moved(targets.name, SLOW)
             self._feed(session_id, ev.TargetLost(SLOW, alive=True))
 
@@ -49,7 +49,11 @@ class Handover:
             return
         numerics = {other.info.numerics_fingerprint for other in others if other.info is not None}
         equal = peer.info is not None and peer.info.numerics_fingerprint in numerics
-        held = {s: _to_come(live.generation) for s, live in self._live.items() if live.generation.target == name}
+        held = {
+            session_id: _to_come(live.generation)
+            for session_id, live in self._live.items()
+            if live.generation.target == name and pool.places.takes(live.about())
+        }
         for session_id in leave(held, peer.beat.predicted_step_ms, peer.beat.drain_remaining_ms, equal=equal):
             self._moved(pool.name, DRAINING)
             self._feed(session_id, ev.TargetLost(DRAINING, alive=True))

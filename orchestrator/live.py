@@ -9,6 +9,7 @@ from orchestrator.generation import Generation
 from orchestrator.handle import Undelivered
 from orchestrator.hunger import Hunger
 from orchestrator.pace import Pace
+from orchestrator.places import About
 from orchestrator.tracing import UNTRACED, SessionTrace
 
 
@@ -27,3 +28,10 @@ class Live:
     answered: float = 0.0  # when the last answer came; 0 once a Step has followed it
     hunger: Hunger = field(default_factory=Hunger)
     trace: SessionTrace = UNTRACED
+
+    def about(self) -> About:
+        """What its place at a target depends on."""
+        request = self.generation.request
+        most = request.window - request.prompt_length
+        window = request.prompt_length + min(most, request.sampling.max_tokens or most)
+        return About(self.numerics, self.generation.committed, window=window, block=request.max_block)

@@ -7,7 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.peers import Peer
@@ -21,12 +21,21 @@ SLOW_REPORTS = 12  # once it has said so for about three seconds
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a session's place depends on: the fingerprint of its first replica and, where caches count, its tokens; for a draft, the target
-    that it is at."""
+    """What a session's place depends on: the fingerprint of its first replica, where caches count its tokens, how many it may
+    come to have, and the longest block that it sends; for a draft, the target that it is at."""
 
     numerics: str = ""
     tokens: Sequence[int] = ()
     target: str = ""
+    window: int = 0
+    block: int = 0
+
+    def fits(self, peer: Peer) -> bool:
+        """Whether its limits are those the session was admitted under, or wider: it would end an answer early, or refuse a block."""
+        return peer.info is None or (peer.info.max_model_len >= self.window and peer.info.max_num_speculative_tokens >= self.block)
+
+
+ANY = About()
 
 
 class Places:
@@ -85,37 +94,44 @@ class Places:
         self._reports.pop(name, None)
         self._asked.discard(name)
 
-    def place(self, about: Callable[[str], About] = lambda session_id: About()) -> Iterator[tuple[str, str, str]]:
+    def takes(self, what: About) -> bool:
+        """Whether a replica takes a session of this kind."""
+        return any(map(what.fits, self._eligible()))
+
+    def place(self, about: Callable[[str], About] = lambda session_id: ANY) -> Iterator[tuple[str, str, str]]:
         """Gives every session that wants a replica one, if there is any: session, replica, why (prefer, prefix, load). What the caller does
         about one session may end others, place them, or make them want again."""
         for session_id, (avoid, prefer) in list(self._wants.items()):
             if session_id not in self._wants:
                 continue
             what = about(session_id)
-            candidates = {c.name: c for c in self._candidates(what.tokens, what.target)}
+            candidates = {c.name: c for c in self._candidates(what)}
             draws = random.random(), random.random()
             name = choose(list(candidates.values()), avoid, draws, what.numerics, prefer, len(what.tokens))
-            if name is None:
+            if name is None and not self._eligible():
                 return
+            if name is None:
+                continue  # who is there is too small for it
             del self._wants[session_id]
             self._note(name, what.tokens)
             self._took(name)
             yield session_id, name, "prefer" if name == prefer else "prefix" if candidates[name].prefix else "load"
 
-    def elsewhere(self, full: Sequence[str], tokens: int, numerics: str, equal: bool) -> str | None:
-        """A replica other than those in `full` that reports room for so many tokens, None when there is none. `equal`: of equal numerics,
-        or none."""
-        room = {peer.name for peer in self._eligible() if peer.beat is None or _free(peer) >= tokens}
-        fit = [c for c in self._candidates() if c.name in room and c.name not in full and not (equal and c.numerics != numerics)]
-        return choose(fit, "", (random.random(), random.random()), numerics)
+    def elsewhere(self, full: Sequence[str], what: About, equal: bool) -> str | None:
+        """A replica other than those in `full` that reports room for its tokens, None when there is none. `equal`: of equal numerics, or
+        none."""
+        room = {peer.name for peer in self._eligible() if peer.beat is None or _free(peer) >= len(what.tokens)}
+        candidates = self._candidates(replace(what, tokens=()))
+        fit = [c for c in candidates if c.name in room and c.name not in full and not (equal and c.numerics != what.numerics)]
+        return choose(fit, "", (random.random(), random.random()), what.numerics)
 
     def lighter(self, name: str) -> bool:
         """Whether another replica that takes sessions has far less to do."""
         most = LIGHTER * self._report(name).load(self.sessions[name] - 1)
         return any(peer.name != name and self._report(peer.name).load(self.sessions[peer.name]) <= most for peer in self._eligible())
 
-    def slow(self, name: str, numerics: str) -> bool:
-        """Whether a session of these numerics is better off elsewhere: steps are far slower than those of another, which has far less to
+    def slow(self, name: str, what: About) -> bool:
+        """Whether a session is better off elsewhere, at equal numerics: steps are far slower than those of another, which has far less to
         do. One of its sessions is told so for each report."""
         report = self._report(name)
         if name in self._asked or report.served < SLOW_REPORTS:
@@ -124,11 +140,12 @@ class Places:
         enough, most = report.step_ms / SLOW, LIGHTER * report.load(self.sessions[name] - 1)
         if min(other.step_ms for other in self._reports.values()) > enough:
             return False
-        fit = (c for c in self._candidates() if c.name in self._reports and c.numerics == numerics)
+        candidates = self._candidates(replace(what, tokens=()))
+        fit = (c for c in candidates if c.name in self._reports and c.numerics == what.numerics)
         return any(c.step_ms <= enough and c.load <= most for c in fit)
 
-    def _candidates(self, tokens: Sequence[int] = (), target: str = "") -> list[Candidate]:
-        holders, least_ms = self._prefixes.holders(tokens), self._least_ms()
+    def _candidates(self, what: About) -> list[Candidate]:
+        holders, least_ms = self._prefixes.holders(what.tokens), self._least_ms()
         return [
             Candidate(
                 peer.name,
@@ -137,9 +154,10 @@ class Places:
                 peer.info.numerics_fingerprint if peer.info is not None else "",
                 holders.get(peer.info.boot_id, 0) if peer.info is not None else 0,
                 self._report(peer.name).expected_ms(self.sessions[peer.name], least_ms),
-                self._pairs[peer.name, target],
+                self._pairs[peer.name, what.target],
             )
             for peer in self._eligible()
+            if what.fits(peer)
         ]
 
     def _note(self, name: str, tokens: Sequence[int]) -> None:

@@ -118,3 +118,28 @@ async def test_an_orchestrator_that_goes_tells_every_answer_its_own_count(monkey
     with pytest.raises(Unavailable) as told:
         pools.start("late")
     assert told.value.output_tokens is None and told.value.retry_after_ms
+
+
+# --- replicas of other sizes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smaller", [{"max_model_len": 30}, {"max_num_speculative_tokens": 4}])
+async def test_a_session_never_goes_to_a_target_that_is_too_small_for_it(monkeypatch: pytest.MonkeyPatch, smaller: dict[str, int]) -> None:
+    """One that came after the session was admitted would end the answer early, or refuse its blocks as the client's fault."""
+    pools = Pools(monkeypatch, targets=2, placement_wait_ms=60_000)
+    large, small = pools.targets
+    assert small.info is not None
+    small.info = replace(small.info, **smaller)  # type: ignore[arg-type]
+    handles = [pools.start(f"s{i}", count=40) for i in range(4)]
+    await settle(6)
+    assert small.seen.total() == 0 and large.held
+    large.fall()
+    short = asyncio.create_task(fetch(pools.start("t", count=10)))  # behind those that wait
+    await settle(50)
+    assert small.seen.total() == 0 or set(small.seen) == {"t"}
+    large.rise()
+    assert [await fetch(handle) for handle in handles] == [answer_of(prompt_of(f"s{i}"), 40) for i in range(4)]
+    assert await short == answer_of(prompt_of("t"), 10)
+    assert "max_model_len" not in smaller or small.seen["t"]
+    await settle()
+    pools.check_empty()
