@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,3 +47,9 @@ class Settings(CommonSettings):
         if self.device == "cuda" and self.dtype == "int8":
             found.append("SPECDEC_DTYPE=int8 runs on the CPU only; with SPECDEC_DEVICE=cuda set it to bfloat16, float32 or float64")
         return found
+
+
+if __name__ == "__main__":
+    from specdec.runtime.listening import checked
+
+    sys.exit(checked("draft", Settings))

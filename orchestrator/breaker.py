@@ -7,8 +7,9 @@
 Theory. What went wrong and what went right lately are two sums; both are halved every HALF_LIFE_S, so that nothing is held against a
 replica for ever. Trouble weighs by what it costs: a lost connection costs all its sessions a pause and their keys and values, a stall one
 session a wait, a late proposal one round its block (and counts only where another draft is). A replica is shut out when the trouble is
-considerable and more than the good it does. Lost connections are a third sum that no good outweighs: between two of them a replica may do as much as it likes.
-While half-open it gets one session at a time: the probe shows whether it serves, and no more than that one has to find out.
+considerable and more than the good it does. Lost connections are a third sum that no good outweighs: between two of them a replica may do
+as much as it likes. While half-open it gets one session at a time: the probe shows whether it serves, and no more than that one has to
+find out.
 
 This is the circuit breaker of Nygard, "Release It!" (2007), with the outlier ejection's growing pauses of Envoy.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,3 +85,9 @@ class OrchestratorSettings(FrontSettings):
             names = " or ".join(method.value for method in legal)
             found.append(f"SPECDEC_DRAFT_SAMPLE_METHOD must be {names} with {self.rejection_sample_method.value}")
         return found
+
+
+if __name__ == "__main__":
+    from specdec.runtime.listening import checked
+
+    sys.exit(checked("orchestrator", OrchestratorSettings))

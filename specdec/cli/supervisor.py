@@ -48,6 +48,10 @@ class Plan:
     def command_line(self) -> tuple[str, ...]:
         return (sys.executable, "-m", MODULES[self.role])
 
+    def check_line(self) -> tuple[str, ...]:
+        """Says what is wrong with its settings, and ends."""
+        return (sys.executable, "-m", f"{MODULES[self.role]}.settings")
+
 
 @dataclass(slots=True)
 class Child:
@@ -179,9 +183,8 @@ class Supervisor:
 
     def _spawn(self, plan: Plan, log_mode: Literal["wb", "ab"] = "wb") -> Child:
         read_end, _ = self._pipe
-        settings = {**plan.settings, "PARENT_PIPE": str(read_end), "DIE_WITH_PARENT": "true"}
-        environment = inherited({f"SPECDEC_{name}": value for name, value in settings.items()})
-        environment.setdefault("OMP_NUM_THREADS", settings.get("THREADS", "1"))
+        environment = environment_of({**plan.settings, "PARENT_PIPE": str(read_end), "DIE_WITH_PARENT": "true"})
+        environment.setdefault("OMP_NUM_THREADS", plan.settings.get("THREADS", "1"))
         log = self._logs / f"{plan.name}.log"
         with log.open(log_mode) as errors:
             process = subprocess.Popen(
@@ -215,6 +218,11 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._events.put(Signalled(number))  # SimpleQueue.put may be entered again from a signal handler
+
+
+def environment_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """Ours, with these settings."""
+    return inherited({f"SPECDEC_{name}": value for name, value in settings.items()})
 
 
 def how_it_ended(event: Ended) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specdec.cli import authority
+from specdec.cli import authority, checking
 from specdec.cli.supervisor import Child, Plan, Supervisor
 from specdec.errors import InvalidRequest
 from specdec.runtime.extras import need
@@ -49,7 +49,9 @@ class System:
         return [Plan(f"{role}-{i}", role, self._model_settings(role)) for role, i in pools]
 
     def orchestrator_plan(self, pools: Sequence[Child]) -> Plan:
-        addresses = {role: ",".join(c.endpoint for c in pools if c.plan.role == role) for role in ("target", "draft")}
+        return self._orchestrator_at({role: ",".join(c.endpoint for c in pools if c.plan.role == role) for role in ("target", "draft")})
+
+    def _orchestrator_at(self, addresses: Mapping[str, str]) -> Plan:
         settings = {
             **self._common("orchestrator"),
             "PORT": str(self.port),
@@ -62,7 +64,10 @@ class System:
         return Plan("orchestrator-0", "orchestrator", settings)
 
     def start(self, supervisor: Supervisor) -> list[Child]:
-        """Pools first, since their addresses are known only then. The orchestrator comes last in the list."""
+        """Pools first, since their addresses are known only then. The orchestrator comes last in the list. Raises SettingsError before
+        anything is started."""
+        first = {plan.role: plan for plan in reversed(self.pool_plans())}
+        checking.check([*first.values(), self._orchestrator_at(dict.fromkeys(("target", "draft"), f"{HOST}:1"))])
         pools = supervisor.start(self.pool_plans())
         return pools + supervisor.start([self.orchestrator_plan(pools)])
 

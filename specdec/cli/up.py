@@ -21,7 +21,7 @@ from specdec.cli.state import TLS, ProcessEntry, State
 from specdec.cli.supervisor import START_TIMEOUT_S, Child, Interrupted, Supervisor, tail
 from specdec.cli.system import HOST, System, parse_pins
 from specdec.errors import InvalidRequest, Unavailable
-from specdec.runtime.settings import from_environment
+from specdec.runtime.settings import SettingsError, from_environment
 
 HELP = "start targets, drafts and an orchestrator on this machine"
 LOG = "up.log"
@@ -120,7 +120,7 @@ def _start_and_keep(supervisor: Supervisor, chosen: System, state: State | None,
     except Interrupted:
         tell("stopping; it did not serve yet")
         return 130
-    except Unavailable as error:
+    except (Unavailable, SettingsError) as error:
         if report_fd >= 0:
             _report(report_fd, f"error {error}")
         raise

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 
 import grpc
 import grpc.aio
 
+from specdec.errors import SpecdecError
 from specdec.runtime.guard import Guard
 from specdec.runtime.limits import Limits
 from specdec.runtime.security import CLIENT_NAMES, DialSettings, FrontSettings
-from specdec.runtime.settings import CommonSettings, SettingsError
+from specdec.runtime.settings import CommonSettings, SettingsError, load
 from specdec.runtime.telemetry import Telemetry
 from specdec.runtime.tls import ServerTls, read_pair
 from specdec.runtime.tokens import Tokens, read_tokens
@@ -78,6 +80,16 @@ def check(settings: CommonSettings) -> None:
             settings.client_tls.read(CLIENT_NAMES)
     except ValueError as error:
         raise SettingsError(f"settings:\n  {error}") from error
+
+
+def checked(role: str, cls: type[CommonSettings]) -> int:
+    """What `python -m SERVICE.settings` does: exit code 0 where the environment makes sense, else 2 and what is wrong."""
+    try:
+        check(load(cls))
+    except SpecdecError as error:
+        print(f"{role}: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
 
 
 def _server_tls(settings: CommonSettings) -> ServerTls | None:

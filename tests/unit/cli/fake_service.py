@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.errors import Mismatch
+from specdec.runtime.listening import checked
 from specdec.runtime.server import Runtime, Service, serve
 from specdec.runtime.settings import CommonSettings, setting
 
@@ -41,6 +42,8 @@ def die_when_there(runtime: Runtime, path: Path) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[2:] == ["--check"]:
+        sys.exit(checked(sys.argv[1], Settings))
     if os.environ.get("FAKE_SLOW") == sys.argv[1]:
         time.sleep(60)
     if os.environ.get("FAKE_SLOW_AGAIN", "").startswith(f"{sys.argv[1]}:"):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from specdec.cli import pids
+from specdec.cli.checking import once
 from specdec.cli.state import State
 from tests.waiting import wait_until
 
@@ -74,6 +75,44 @@ def test_up_detached_then_down(specdec: Run, tmp_path: Path) -> None:
     assert not any(process.alive for process in running)
     assert not (state / "endpoint").exists() and not (state / "processes.json").exists()
     assert specdec("down", "--state", str(state)).returncode == 0
+
+
+@pytest.mark.parametrize("how", [["--detach"], []], ids=["detached", "here"])
+def test_settings_that_are_wrong_are_told_before_anything_starts(specdec: Run, tmp_path: Path, how: list[str]) -> None:
+    """Each of them once, whoever of the three refuses it."""
+    state = tmp_path / "state"
+    wrong = {"SPECDEC_NICE": "x", "SPECDEC_NUM_SPECULATIVE_TOKENS": "many", "SPECDEC_TOKENISER": "t"}
+    done = specdec("up", *how, "--state", str(state), **wrong, FAKE_CHECK="yes")
+    assert done.returncode == 2 and "ready on" not in done.stderr
+    assert sorted(line for line in done.stderr.splitlines() if line.startswith("  ")) == [
+        "  SPECDEC_NICE='x': must be a whole number (how much to lower this process's priority)",
+        "  SPECDEC_NUM_SPECULATIVE_TOKENS='many': must be a whole number (ignored)",
+        "  SPECDEC_TOKENISER is not a setting; did you mean SPECDEC_TOKENIZER?",
+    ]
+    assert not (state / "target-0.log").exists() and not State(state).alive()
+
+
+def test_what_several_services_say_of_one_variable_is_one_problem() -> None:
+    unknown = "SPECDEC_MAX_RUNING is not a setting; did you mean SPECDEC_{}?"
+    said = [
+        unknown.format("MAX_RUN_AHEAD"),
+        unknown.format("MAX_RUNNING"),
+        unknown.format("MAX_SESSIONS"),
+        "SPECDEC_A='x': no",
+        "SPECDEC_A='x': no",
+    ]
+    assert once(said) == [unknown.format("MAX_RUNNING"), "SPECDEC_A='x': no"]
+
+
+@pytest.mark.parametrize("module", ["orchestrator", "target_service", "draft_service"])
+def test_each_service_checks_its_settings_without_a_model(module: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", f"{module}.settings"]
+    environment = {**os.environ, "SPECDEC_DRAIN_MS": "soon", "SPECDEC_MODEL": "m", "SPECDEC_TOKENIZER": "t", "SPECDEC_TARGETS": "h:1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=50)
+    assert done.returncode == 2 and "SPECDEC_DRAIN_MS='soon': must be a whole number" in done.stderr
+    assert not {"torch", "transformers", "tokenizers"} & {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    del environment["SPECDEC_DRAIN_MS"]
+    assert subprocess.run(command, capture_output=True, env=environment, timeout=50).returncode == 0
 
 
 @pytest.mark.parametrize("role", ["draft", "orchestrator"])
