@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -19,10 +21,15 @@ GROUPS: dict[str, dict[str, ModuleType]] = {
 }
 
 
+LIKE = 0.7  # of 1: as like must a name be to be meant
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0 fine, 1 the work itself failed, 2 wrong or refused input or nobody who serves it, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    arguments, unknown = _parser().parse_known_args(words)
+    parser = _parser()
+    parser.spelled_right(words)
+    arguments, unknown = parser.parse_known_args(words)
     if unknown:
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.argv = words
@@ -46,11 +53,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, like every other refusal."""
 
+    commands: Mapping[str, Parser] = {}
+
+    def spelled_right(self, words: Sequence[str]) -> None:
+        """Ends with the likest name for a command or flag that nobody knows. Asked first: who mistypes a flag that is required would hear
+        that it is missing."""
+        if words and self.commands and not words[0].startswith("-"):
+            if words[0] in self.commands:
+                return self.commands[words[0]].spelled_right(words[1:])
+            self.error(f"there is no command {words[0]!r}{_likest(words[0], self.commands)}; commands are {', '.join(self.commands)}")
+        shown = [name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings]
+        for word in itertools.takewhile(lambda word: word != "--", words):
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and " " not in word and flag not in self._option_string_actions:
+                self.error(f"unrecognized arguments: {flag}{_likest(flag, shown)}")
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}; see {self.prog} --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _likest(name: str, known: Iterable[str]) -> str:
+    names = {one.lstrip("-"): one for one in known}
+    near = difflib.get_close_matches(name.lstrip("-"), names, n=1, cutoff=LIKE)
+    return f" (did you mean {names[near[0]]}?)" if near else ""
+
+
+def _parser() -> Parser:
     listing = "\n".join(
         f"{group}:\n" + "\n".join(f"  {name:<12} {module.HELP}" for name, module in commands.items()) for group, commands in GROUPS.items()
     )
@@ -68,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
             command = commands.add_parser(name, description=module.DESCRIPTION, allow_abbrev=False)
             module.add_arguments(command)
             command.set_defaults(run=module.run, parser=command)
+    parser.commands = commands.choices
     return parser
 
 

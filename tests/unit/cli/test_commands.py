@@ -37,6 +37,38 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.index("run:") < text.index("demo") < text.index("use:") < text.index("generate") < text.index("measure:")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("generate --promt hi", "specdec generate: unrecognized arguments: --promt (did you mean --prompt?); see specdec generate --help"),
+        ("generate --prompt hi --temprature=1", "--temprature (did you mean --temperature?)"),
+        ("generate --prompt hi --nonsense", "unrecognized arguments: --nonsense; see"),
+        ("up --target 2", "--target (did you mean --targets?)"),
+        ("demo --draft-modle x", "--draft-modle (did you mean --draft-model?)"),
+        ("down --sate x", "--sate (did you mean --state?)"),
+        ("tokenize --endpiont a:1", "--endpiont (did you mean --endpoint?)"),
+        ("detokenize --endpont a:1", "--endpont (did you mean --endpoint?)"),
+        ("top --endpoit a:1", "--endpoit (did you mean --endpoint?)"),
+        ("bench --repeat 3", "--repeat (did you mean --repeats?)"),
+        ("advise --endpoints a:1", "--endpoints (did you mean --endpoint?)"),
+        ("bench-step --modle x", "--modle (did you mean --model?)"),
+        ("up --report-f 3", "unrecognized arguments: --report-f; see"),
+        ("genrate --prompt hi", "specdec: there is no command 'genrate' (did you mean generate?); commands are demo, "),
+    ],
+)
+def test_what_is_mistyped_is_answered_by_what_was_meant(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line. A flag that nobody is told of is not guessed at."""
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and told in line
+
+
+def test_what_only_looks_like_a_flag_is_taken_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "--promt or not", "--stop=--promt", "--endpoint", "nowhere"]) == 2
+    assert "--endpoint: must be host:port" in capsys.readouterr().err
+
+
 def test_no_file_of_the_command_imports_torch() -> None:
     folder = Path(str(paint.__file__)).parent
     for path in folder.glob("*.py"):
