@@ -7,7 +7,9 @@ Rules
    more when what waited goes out after all.
 3. A connection is hung up on when all its open calls are stuck: now, or when the last other one ends. So nobody is cut off who is served,
    which matters behind a proxy that puts many clients on one connection.
-4. Hanging up is a shutdown of the socket: both ends see a connection that broke, and the calls end as if the client had gone.
+4. There is an end to that when MOST_STUCK calls are stuck, on all connections together: each has its place among the calls under way.
+   Then the connection with most of them goes, and who is served there comes back on another one.
+5. Hanging up is a shutdown of the socket: both ends see a connection that broke, and the calls end as if the client had gone.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ import ipaddress
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 STATUS_S = 10.0  # patience with the reader of a call whose handler is through
+MOST_STUCK = 1024  # calls
 SWEEP_S = 0.25  # connections that are hung up on within this time share one look at the open sockets
 log = logging.getLogger(__name__)
 Endpoint = tuple[str, int]
@@ -39,6 +43,7 @@ class OpenCall:
     waits: int = 0  # that have exhausted somebody's patience
     at_end: list[Callable[[], None]] = field(default_factory=list)
     aborted: BaseException | None = None  # what gRPC raised to end it
+    ended: bool = False
     _timers: set[asyncio.TimerHandle] = field(default_factory=set)
 
     def wait(self, seconds: float) -> Callable[[], None]:
@@ -48,7 +53,7 @@ class OpenCall:
         def exhausted() -> None:
             nonlocal out
             out = True
-            self.waits += 1
+            self._count(1)
             self.hang_up.look(self.peer)
 
         timer = asyncio.get_running_loop().call_later(seconds, exhausted)
@@ -57,9 +62,14 @@ class OpenCall:
         def over() -> None:
             timer.cancel()
             self._timers.discard(timer)
-            self.waits -= out
+            self._count(-out)
 
         return over
+
+    def _count(self, more: int) -> None:
+        before, self.waits = self.waits, self.waits + more
+        if not self.ended:
+            self.hang_up.counted(self.peer, bool(self.waits) - bool(before))
 
     def through(self) -> None:
         """The handler is through; only the status is to come."""
@@ -70,6 +80,8 @@ class OpenCall:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        self.hang_up.counted(self.peer, -bool(self.waits))
+        self.ended = True
         self.hang_up.closed(self)
         for act in self.at_end:
             act()
@@ -100,6 +112,8 @@ class HangUp:
         """`cut` ends the connections of these peers, named as gRPC names them."""
         self._cut = cut or shut
         self._calls: dict[str, set[OpenCall]] = {}
+        self._unread = Counter[str]()  # calls that are stuck, by peer
+        self._num_unread = 0
         self._doomed: set[str] = set()
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -119,9 +133,16 @@ class HangUp:
         else:
             del self._calls[call.peer]
 
+    def counted(self, peer: str, more: int) -> None:
+        """So many more calls of this connection are stuck."""
+        self._num_unread += more
+        self._unread[peer] += more
+        if not self._unread[peer]:
+            del self._unread[peer]
+
     def look(self, peer: str) -> None:
         """Something about the calls of this connection has changed."""
-        if self._stuck(peer):
+        if self._stuck(peer) or self._num_unread > MOST_STUCK:
             self._doomed.add(peer)
             if self._sweep is None:
                 self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._hang_up)
@@ -135,6 +156,8 @@ class HangUp:
         self._sweep = None
         doomed, self._doomed = self._doomed, set()
         peers = {peer for peer in doomed if self._stuck(peer)}
+        if not peers and self._num_unread > MOST_STUCK:
+            peers = {max(self._unread, key=lambda peer: self._unread[peer])}
         if peers:
             log.warning("nobody reads these connections; they are hung up on", extra={"peers": sorted(peers)[:8], "count": len(peers)})
             self._cut(peers)

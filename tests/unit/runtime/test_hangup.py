@@ -57,6 +57,35 @@ async def test_a_connection_goes_when_all_its_calls_are_stuck_and_another_one_st
     assert len(cut) == 1
 
 
+async def test_a_busy_connection_goes_when_too_many_calls_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its place among the calls under way, and a connection that many share may be busy for ever."""
+    monkeypatch.setattr(hangup, "MOST_STUCK", 4)
+    cut: list[set[str]] = []
+    table = HangUp(cut.append)
+    served = [table.opened(peer) for peer in ("a", "b")]
+    stuck = [table.opened(peer) for peer in ("a", "a", "a", "b")]
+    overs = [call.wait(0.0) for call in stuck]
+    await until(lambda: all(call.waits for call in stuck))
+    await asyncio.sleep(0.05)
+    assert not cut, "as many as may be"
+    stuck[0].wait(0.0)  # twice, and still one call
+    overs[1]()
+    stuck.append(table.opened("b"))
+    stuck[-1].wait(0.0)
+    await until(lambda: stuck[-1].waits)
+    await asyncio.sleep(0.05)
+    assert not cut, "one of them read again"
+    stuck[1].wait(0.0)
+    await until(lambda: cut)
+    assert cut == [{"a"}], "it has most of them"
+    for call in (*served, *stuck):
+        call.over()
+    assert (len(table), table._num_unread, dict(table._unread)) == (0, 0, {})
+    for over in overs:
+        over()
+    assert (table._num_unread, dict(table._unread)) == (0, {})
+
+
 async def test_a_call_that_reads_again_in_the_last_moment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hangup, "SWEEP_S", 0.05)
     cut: list[set[str]] = []
