@@ -99,10 +99,15 @@ async def ask_all(
                 since = time.perf_counter() - (began if asked is None else asked)
                 answers[index] = Answer((), "", (), (), since, SpeculativeStats(), {}, error=f"{type(error).__name__}: {error}"[:200])
 
-    try:
+    async def all_streams() -> None:
         async with asyncio.TaskGroup() as streams:
             for _ in range(min(concurrency, len(questions))):
                 streams.create_task(stream())
+
+    try:
+        # In a task of its own: before Python 3.13 a group whose member fails leaves its task marked as being cancelled, and a Ctrl-C that
+        # comes later would not be known for one.
+        await asyncio.create_task(all_streams())
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
     if failures and len(failures) == len(questions):

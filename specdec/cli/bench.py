@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             with _endpoint(arguments) as (endpoint, processes):
                 asyncio.run(_measure(endpoint, processes, work))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, asyncio.CancelledError):  # nobody else cancels it
             code = 130
         except SpecdecError as error:
             code, failure = 2, error

@@ -185,3 +185,16 @@ def test_a_model_without_a_chat_template_is_asked_the_text() -> None:
     outcome = measured(Base(), few)
     assert outcome.complete and len(outcome.done) == 9 and "no chat template" in outcome.notes[0]
     assert "Be brief.\n\nWhy?" in asked and [5, 6] in asked
+
+
+def test_a_way_that_fails_at_the_warm_up_leaves_ctrl_c_as_it_was() -> None:
+    """A group of tasks that failed once must not leave the measurement marked as being cancelled: a Ctrl-C would end in a traceback."""
+
+    async def marked() -> int:
+        outcome = Outcome(dataclasses.replace(SMALL, repeats=1, concurrencies=(1,)))
+        await run(FakeClient(refused=("auto",)), outcome, lambda turn, seconds: None)  # type: ignore[arg-type]
+        task = asyncio.current_task()
+        assert task is not None and outcome.complete and len(outcome.experiment.ways) == 2
+        return task.cancelling()
+
+    assert asyncio.run(marked()) == 0
