@@ -116,6 +116,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    all_of_the_protocol_is_here()
     world = World(save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0, window=256))
     yield world
     world.close()
@@ -152,7 +153,7 @@ async def ended(call: Any) -> None:
 
 async def ask(channel: grpc.aio.Channel, method: str, content: bytes, streamed: bool = True) -> None:
     kind = channel.unary_stream if streamed else channel.unary_unary
-    call: Any = kind(f"/specdec.v1.GenerationService/{method}", raw, raw)(content)
+    call: Any = kind(f"/specdec.v1.{method}", raw, raw)(content)
     if streamed:
         return await ended(call)
     try:
@@ -203,10 +204,22 @@ REQUESTS = [
     pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), sampling=sampling(prompt_logprobs=1), rejection_sample_method=2),
 ]
 UNARY: dict[str, Any] = {
-    "Tokenize": pb.TokenizeRequest(messages=pb.Messages(messages=[pb.Message(role="user", content="hi")])),
-    "Detokenize": pb.DetokenizeRequest(token_ids=[5, 6, 200], skip_special_tokens=True),
-    "GetModelInfo": pb.GetModelInfoRequest(),
+    "GenerationService/Tokenize": pb.TokenizeRequest(messages=pb.Messages(messages=[pb.Message(role="user", content="hi")])),
+    "GenerationService/Detokenize": pb.DetokenizeRequest(token_ids=[5, 6, 200], skip_special_tokens=True),
+    "GenerationService/GetModelInfo": pb.GetModelInfoRequest(),
+    "GenerationService/GetMetrics": pb.GetMetricsRequest(),
+    "TargetService/GetModelInfo": target_pb2.TargetServiceGetModelInfoRequest(),
+    "DraftService/GetModelInfo": draft_pb2.DraftServiceGetModelInfoRequest(),
 }
+STREAMED = {"GenerationService/Generate", "TargetService/Verify", "DraftService/Draft"}
+
+
+def all_of_the_protocol_is_here() -> None:
+    described = {name: service for file in (pb, target_pb2, draft_pb2) for name, service in file.DESCRIPTOR.services_by_name.items()}
+    methods = {f"{name}/{method.name}": method for name, service in described.items() for method in service.methods}
+    assert set(methods) == STREAMED | set(UNARY)
+    for name, valid in UNARY.items():
+        assert methods[name].input_type is valid.DESCRIPTOR, name
 
 
 def steps() -> list[target_pb2.VerifyRequest]:
@@ -240,21 +253,31 @@ def commands() -> list[draft_pb2.DraftRequest]:
 # ---------------------------------------------------------------- the examples
 
 
+def unary(world: World, data: st.DataObject, channel: int, service: str) -> None:
+    method = data.draw(st.sampled_from([method for method in UNARY if method.startswith(f"{service}/")]))
+    world.run(ask(world.channels[channel], method, mutated(data.draw, UNARY[method]), streamed=False))
+
+
 def generation(world: World, data: st.DataObject) -> None:
     if data.draw(st.integers(0, 3)):
         request = data.draw(st.sampled_from(REQUESTS))
-        world.run(ask(world.channels[0], "Generate", mutated(data.draw, request)))
+        world.run(ask(world.channels[0], "GenerationService/Generate", mutated(data.draw, request)))
     else:
-        method = data.draw(st.sampled_from(sorted(UNARY)))
-        world.run(ask(world.channels[0], method, mutated(data.draw, UNARY[method]), streamed=False))
+        unary(world, data, 0, "GenerationService")
 
 
 def target(world: World, data: st.DataObject) -> None:
-    world.run(converse(world.channels[1], "TargetService/Verify", conversation(data.draw, steps()), data.draw(st.integers(0, 3))))
+    if data.draw(st.integers(0, 15)):
+        world.run(converse(world.channels[1], "TargetService/Verify", conversation(data.draw, steps()), data.draw(st.integers(0, 3))))
+    else:
+        unary(world, data, 1, "TargetService")
 
 
 def draft(world: World, data: st.DataObject) -> None:
-    world.run(converse(world.channels[2], "DraftService/Draft", conversation(data.draw, commands()), data.draw(st.integers(0, 3))))
+    if data.draw(st.integers(0, 15)):
+        world.run(converse(world.channels[2], "DraftService/Draft", conversation(data.draw, commands()), data.draw(st.integers(0, 3))))
+    else:
+        unary(world, data, 2, "DraftService")
 
 
 NAMED = {"session_id": "s", "epoch": 1}
