@@ -15,14 +15,15 @@ from typing import Any
 
 class Collector:
     """`spans` = all that came, flat, each with `service` (its resource's name) and attributes as plain values; `metrics` = by instance of
-    a service, then by name: what was pushed last."""
+    a service, then by name: what was pushed last; `taken` = messages of either kind."""
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []
         self.metrics: dict[str, dict[str, dict[str, Any]]] = {}
-        self.url = ""
+        self.url, self.taken = "", 0
 
     def take(self, body: dict[str, Any]) -> None:
+        self.taken += 1
         for group in body.get("resourceMetrics", []):
             found = {metric["name"]: metric for scope in group["scopeMetrics"] for metric in scope["metrics"]}
             self.metrics[attributes(group["resource"])["service.instance.id"]] = found
