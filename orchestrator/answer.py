@@ -21,9 +21,10 @@ from orchestrator.detokenise import Hidden, IncrementalDecoder, visible
 from orchestrator.output import Ended, GenerationStats, TokensDecided
 from orchestrator.stops import StopMatcher
 from specdec.terms import FinishReason, Origin, TokenLogprobs
+from specdec.terms.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Delta:
     """New ids with their log-probabilities (one each, or none) and origins, and the text that is final now. `prompt_logprobs`: in the
     first delta of an answer that was asked for them."""

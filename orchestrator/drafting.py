@@ -58,7 +58,7 @@ class DraftSide:
         self.epoch += 1
         self._silent_graces = self._commits = 0
         self._spoke = False
-        self._foreign = lookahead.nodes > 0 or bool(in_flight and in_flight.tokens)
+        self._foreign = lookahead.any or bool(in_flight and in_flight.tokens)
         told = self._tell(
             terms.Open(
                 session_id=r.session_id,
@@ -105,7 +105,7 @@ class DraftSide:
             self._guest = ()
             return self.want() if self._deferred else []
         kept = tokens[: len(self._guest)] == self._guest
-        self._foreign = (self._foreign or not kept) and lookahead.nodes > 0
+        self._foreign = (self._foreign or not kept) and lookahead.any
         self._guest = ()
         told = self._tell(self._commit(length, hash_, tokens))
         return told if self._pace.drafts else [*told, *self._rest(lookahead.length, lookahead.hash)]
@@ -120,7 +120,7 @@ class DraftSide:
         return self._tell(terms.Pause(self._request.session_id))
 
     def _go_on(self, lookahead: Lookahead) -> list[Command]:
-        self._resting, self._foreign, self._guest = False, lookahead.nodes > 0, ()
+        self._resting, self._foreign, self._guest = False, lookahead.any, ()
         self._silent_graces = 0
         missed, self._missed = tuple(self._missed), []
         told = self._tell(self._commit(*self._missed_after, missed)) if missed else []

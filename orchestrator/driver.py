@@ -197,7 +197,10 @@ class Driver:
                 self._forget(session_id, live)
 
     def _count_placement(self, live: Live) -> None:
-        generation, before = live.generation, (live.draft, live.target)
+        generation = live.generation
+        if live.target == generation.target and live.draft == generation.drafting.name:
+            return
+        before = live.draft, live.target
         if live.target != generation.target:
             self._targets.places.moved(live.target, generation.target)
             live.target = generation.target
@@ -246,7 +249,7 @@ class Driver:
                 case ev.StopTimer(timer):
                     live.timers.stop(timer)
                 case ev.Observe():
-                    self.observer.later(self.observer.round, command, live.trace)
+                    self.observer.later_round(command, live.trace)
                     self._handover.round(session_id, live, command.outcome)
                     if command.outcome == "miss" and live.generation.drafting.owes:
                         self._drafts.late(live.draft)

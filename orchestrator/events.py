@@ -22,6 +22,7 @@ from specdec.terms import (
     TokenLogprobs,
     VerifyItem,
 )
+from specdec.terms.record import record
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class TargetLost:
     alive: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Answered:
     """The target answered an item."""
 
@@ -102,7 +103,7 @@ class DraftLost:
     alive: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Drafted:
     """The draft said something about the session."""
 
@@ -110,6 +111,7 @@ class Drafted:
 
 
 class Timer(enum.Enum):
+    __hash__ = object.__hash__  # a key in every round; that of enum.Enum is Python
     GRACE = "grace"  # waiting for a proposal
     RETRY = "retry"  # the target had no room
     STEP = "step"  # an answer is overdue
@@ -177,19 +179,19 @@ class PlaceDraft:
     avoid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ToTarget:
     target: str
     item: VerifyItem
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ToDraft:
     draft: str
     command: DraftCommand
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StartTimer:
     """Replaces a running timer of the same name."""
 
@@ -197,12 +199,12 @@ class StartTimer:
     after_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StopTimer:
     timer: Timer
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Deliver:
     """Newly decided tokens for the client, none when only `prompt_logprobs` (once in an answer, if asked for) are told."""
 
@@ -224,7 +226,7 @@ class Fail:
     error: SpecdecError
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Observe:
     """One finished round, for the metrics. `outcome` is one of the words in tally.py."""
 
@@ -234,7 +236,7 @@ class Observe:
     num_decided: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Count:
     """Something an operator wants counted: `what` is one of stale, replaced, draft_lost, resync, grace_expired."""
 

@@ -42,8 +42,7 @@ class Hearing:
     def _target(self, peer: Peer, heard: Heard) -> None:
         self._desk.now_ms = time.perf_counter() * 1000
         self._desk.heard(peer.name, heard.rows, heard.engine_us, heard.items)
-        if heard.rows:
-            self._observer.later(self._observer.stepped, heard.rows)
+        rounds = 0
         for item in heard.items:
             live = self._live.get(item.session_id)
             if live is None or live.generation.target != peer.name:
@@ -52,11 +51,14 @@ class Hearing:
             took_s = live.answered - live.step_sent if live.step_sent else None
             live.step_sent = 0.0
             self._observer.later(self._observer.answered, item, took_s, heard, live.trace)
+            rounds += isinstance(item.outcome, terms.Result)
             self._told(item.session_id, not isinstance(item.outcome, terms.NoRoom))
             believed = without_foreign_ids(item, self._pools.vocab_size)
             if believed is not item:
                 self._observer.count("broken", 1)
             self._feed(item.session_id, ev.Answered(believed))
+        if heard.rows:
+            self._observer.later(self._observer.stepped, heard.rows, heard.engine_us, rounds)
         self._pools.targets.ejection.judge(peer.name, *conduct_of_target(heard.items))
 
     def _draft(self, peer: Peer, heard: Heard) -> None:

@@ -35,14 +35,14 @@ class _Node:
 
     def hash(self) -> int:
         if self.state is None:
-            below = [self]
-            while (above := below[-1].parent) is not None and above.state is None:
-                below.append(above)
+            below, above = [self.token], self.parent
+            while above is not None and above.state is None:
+                below.append(above.token)
+                above = above.parent
             assert above is not None and above.state is not None  # the root has one
-            state = above.state
-            for node in reversed(below):
-                state = node.state = state.after(node.token)
-                node.value = state.value
+            below.reverse()
+            self.state = above.state.copy().extend(below)
+            self.value = self.state.value
         return self.value
 
 
@@ -96,12 +96,21 @@ class Lookahead:
         self.length, self.hash = walk.length, walk.value  # of the committed tokens: how many, and their hash
         self._root = self._rooted(None, walk)
         self._newest: _Node | None = None
-        self.nodes = 0
+        self._most = 0  # nodes, at most: counted anew only where the bound is near
 
     @property
     def any(self) -> bool:
         """Whether something continues the committed tokens."""
         return bool(self._root.children)
+
+    @property
+    def nodes(self) -> int:
+        """Tokens that continue the committed ones, on all branches."""
+        found, pending = -1, [self._root]
+        while pending:
+            found += 1
+            pending.extend(pending.pop().children.values())
+        return found
 
     def hash_at(self, length: int) -> int | None:
         """Hash of the first `length` committed tokens, None when that is further back than HISTORY."""
@@ -137,8 +146,10 @@ class Lookahead:
         if depth <= 0:
             return self._root if depth == 0 and self.hash == hash_ else None
         level = [self._root]
-        for _ in range(min(depth, self.nodes + 1)):  # a peer may name any depth
+        for _ in range(depth):
             level = [child for node in level for child in node.children.values()]
+            if not level:  # a peer may name any depth
+                return None
         return next((node for node in level if node.hash() == hash_), None)
 
     def assume(self, block: Sequence[int]) -> None:
@@ -152,10 +163,12 @@ class Lookahead:
 
     def _grow(self, node: _Node, token: int, distribution: DraftDistribution | None, confidence: float) -> _Node | None:
         """A new node below `node`; None when there are too many."""
-        if self.nodes >= MAX_NODES:
-            return None
+        if self._most >= MAX_NODES:
+            self._most = self.nodes
+            if self._most >= MAX_NODES:
+                return None
         child = node.children[token] = _Node(token, distribution, confidence, node)
-        self.nodes += 1
+        self._most += 1
         return child
 
     def block(self, num_tokens: int) -> Block:
@@ -197,21 +210,13 @@ class Lookahead:
         while len(history) > len(self._recent) + 1:  # its oldest are its first
             del history[next(iter(history))]
         self._root = self._rooted(node, walk)
-        self.nodes = self._count() if self._root.children else 0
+        self._most = self._most if self._root.children else 0
 
     def _rooted(self, node: _Node | None, walk: PrefixHash) -> _Node:
         """The node, or a new one, as the root; `walk` = the committed tokens."""
         root = node if node is not None else _Node(-1, None, 0.0)
         root.parent, root.state, root.value = None, walk, self.hash
         return root
-
-    def _count(self) -> int:
-        """Nodes below the root."""
-        found, pending = -1, [self._root]
-        while pending:
-            found += 1
-            pending.extend(pending.pop().children.values())
-        return found
 
 
 def _chain(nodes: Sequence[_Node]) -> Block:

@@ -11,14 +11,14 @@ from orchestrator import events as ev
 from orchestrator.breaker import State
 from orchestrator.peers import Heard
 from orchestrator.tally import WANTED
-from orchestrator.tracing import SessionTrace, session
+from orchestrator.tracing import UNTRACED, SessionTrace, session
 from specdec import terms
 from specdec.runtime.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from orchestrator.driver import Driver
 
-RECORD_AFTER_S = 0.002
+RECORD_AFTER_S = 0.01
 MAX_REPLICA_LABELS = 64  # replicas of a pool that a metric names
 MAX_POSITIONS = 64  # slots of a block that a metric tells apart; ids that a grammar forces may be more
 
@@ -27,6 +27,7 @@ class Observer:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._unrecorded: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # of the last RECORD_AFTER_S
+        self._alike = Counter[ev.Observe]()  # rounds of the same time: many went alike
         self._rounds = telemetry.counter("specdec.rounds")
         self._decided = telemetry.counter("specdec.decided.tokens")
         self._drafted_length = telemetry.histogram("specdec.draft.length")
@@ -62,14 +63,23 @@ class Observer:
             asyncio.get_running_loop().call_later(RECORD_AFTER_S, self._record)
         self._unrecorded.append((record, what))
 
+    def later_round(self, told: ev.Observe, trace: SessionTrace) -> None:
+        """The same for a round. Rounds that went alike are recorded in one piece."""
+        self._alike[told] += 1
+        if trace is not UNTRACED or not self._unrecorded:
+            self.later(trace.round, told)
+
     def flush(self) -> None:
         """Records what waits: the process ends."""
         self._record()
 
     def _record(self) -> None:
         waiting, self._unrecorded = self._unrecorded, []
+        alike, self._alike = self._alike, Counter()
         for record, what in waiting:
             record(*what)
+        for told, times in alike.items():
+            self.round(told, times)
 
     def watch(self, driver: Driver) -> None:
         """Levels, read when they are scraped."""
@@ -83,40 +93,41 @@ class Observer:
         self._telemetry.gauge("specdec.discovery.age", lambda: _discovery_ages(driver))
         self._telemetry.gauge("specdec.pool.sessions", lambda: _sessions(driver))
 
-    def round(self, told: ev.Observe, trace: SessionTrace) -> None:
-        """A finished round. Every round without a block has a reason; every round that wanted one has an outcome."""
-        trace.round(told)
-        self._rounds.add(1)
+    def round(self, told: ev.Observe, times: int = 1) -> None:
+        """A finished round, or several that went alike. Every round without a block has a reason; every round that wanted one has an
+        outcome."""
+        self._rounds.add(times)
         for origin, tokens in _origins(told):
-            self._decided.add(tokens, origin=origin)
+            self._decided.add(times * tokens, origin=origin)
         if told.outcome in WANTED:
-            self._lookahead.add(1, outcome="miss" if told.outcome == "no_draft" else told.outcome)
+            self._lookahead.add(times, outcome="miss" if told.outcome == "no_draft" else told.outcome)
         if not told.num_verified:
-            self._draftless.add(1, reason=told.outcome)
+            self._draftless.add(times, reason=told.outcome)
             return
-        self._spec_rounds.add(1)
-        self._drafted.add(told.num_verified)
-        self._drafted_length.record(told.num_verified)
-        self._length.record(told.num_accepted)
+        self._spec_rounds.add(times)
+        self._drafted.add(times * told.num_verified)
+        self._drafted_length.record(told.num_verified, times=times)
+        self._length.record(told.num_accepted, times=times)
         if told.num_accepted:
-            self._accepted.add(told.num_accepted)
+            self._accepted.add(times * told.num_accepted)
             for position in range(told.num_accepted):
-                self._per_position.add(1, position=min(position, MAX_POSITIONS - 1))
+                self._per_position.add(times, position=min(position, MAX_POSITIONS - 1))
 
     def answered(self, answer: terms.Answer, took_s: float | None, heard: Heard, trace: SessionTrace) -> None:
         """A round as seen from here; `wire` is what the target does not account for. `took_s` None: the target began it by itself."""
         if isinstance(answer.outcome, terms.Result) and heard.engine_us:
             queue_s, engine_s = answer.queue_us / 1e6, heard.engine_us / 1e6
             self._duration.record(queue_s, phase="queue")
-            self._duration.record(engine_s, phase="engine")
             wire_s = None if took_s is None else max(0.0, took_s - queue_s - engine_s)
             if wire_s is not None:
                 self._duration.record(wire_s, phase="wire")
             trace.timed(queue_s, engine_s, wire_s)
 
-    def stepped(self, rows: int) -> None:
-        """A target's step that had answers for us, with rows of whoever was in it."""
+    def stepped(self, rows: int, engine_us: int, rounds: int) -> None:
+        """A target's step that had answers for us, with rows of whoever was in it. It ended so many rounds, each of which took as long."""
         self._rows.record(rows)
+        if engine_us and rounds:
+            self._duration.record(engine_us / 1e6, times=rounds, phase="engine")
 
     def waited(self, seconds: float) -> None:
         """Between an answer and the next Step: the turn here, and what a miss waits for the draft."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.terms import FinishReason, Origin, TokenLogprobs
+from specdec.terms.record import record
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class GenerationStats:
         return self.hits / max(1, self.wanted)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TokensDecided:
     """Newly decided tokens, in order. `logprobs` holds one per token, or none at all when none were asked for. `prompt_logprobs`: one per
     prompt token from the second on, once in an answer that was asked for them; there may be no tokens beside them."""

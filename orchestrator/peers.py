@@ -19,11 +19,13 @@ from typing import Any, Protocol
 import grpc
 
 from orchestrator.discovery.names import DEFAULT_POOL
+from orchestrator.toll import Toll
 from specdec import terms, wire
 from specdec.errors import Mismatch, SpecdecError, Unavailable
 from specdec.runtime.channels import MAX_MESSAGE_BYTES, open_channel
 from specdec.runtime.diagnosis import why
 from specdec.runtime.tls import Dialler
+from specdec.terms.record import record
 from specdec.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 TICK_S = 0.125  # peers send a beat at least every second one
@@ -37,7 +39,7 @@ MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES // 4  # of one message: the prompts of man
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Heard:
     """One message of a peer, decoded. `items` = answers or draft events; `beat` a load report; `faults` broken items."""
 
@@ -61,6 +63,7 @@ class Dialect:
     encode: Callable[..., Any]  # items, and in the first message also orchestrator_id and link
     decode: Callable[[Any], Heard]
     speaks_first: bool  # sends a beat at once
+    trusted: bool  # with our time
 
 
 def _decode_target(message: target_pb2.VerifyResponse) -> Heard:
@@ -83,6 +86,7 @@ TARGET = Dialect(
     encode=wire.verify_request_to_wire,
     decode=_decode_target,
     speaks_first=True,
+    trusted=True,
 )
 DRAFT = Dialect(
     pool="draft",
@@ -94,6 +98,7 @@ DRAFT = Dialect(
     encode=wire.draft_request_to_wire,
     decode=_decode_draft,
     speaks_first=False,
+    trusted=False,
 )
 
 
@@ -131,6 +136,7 @@ class Peer:
         self._flushed.set()
         self._up_since = 0.0  # loop time; 0 = this connection was not up yet
         self._heard_in_tick = True
+        self._unread = False  # its next message waits for us
 
     def send(self, item: Any) -> None:
         """Queues an item for the next message. Items for a peer that is down are dropped: `down` told that all is lost."""
@@ -140,8 +146,9 @@ class Peer:
             self._overflow.set()
             return
         self._outbox.append(item)
-        self._flushed.clear()
-        self._wake.set()
+        if len(self._outbox) == 1:  # else the writer knows
+            self._flushed.clear()
+            self._wake.set()
 
     async def flushed(self) -> None:
         """Returns when everything that was sent so far is out, or lost."""
@@ -235,8 +242,9 @@ class Peer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, call: Any) -> None:
+        toll, loop = Toll(), asyncio.get_running_loop()
         while (message := await call.read()) is not grpc.aio.EOF:
-            self._heard_in_tick = True
+            self._heard_in_tick, began = True, loop.time()
             heard = self.dialect.decode(message)
             if heard.beat is not None:
                 self.beat = heard.beat
@@ -244,6 +252,17 @@ class Peer:
                 self._check_engine()
                 self._rise()
             self._listener.heard(self, heard)
+            if not self.dialect.trusted:
+                now = loop.time()
+                if pause_s := toll.pause_s(now - began, message.ByteSize(), heard.faults > 0, now):
+                    await self._leave_unread(pause_s)
+
+    async def _leave_unread(self, seconds: float) -> None:
+        self._unread = True
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._unread = False
 
     async def _write(self, call: Any) -> None:
         while True:
@@ -275,7 +294,7 @@ class Peer:
             due = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
             late = loop.time() > due + TICK_S
-            silent = 0 if self._heard_in_tick or late else silent + 1
+            silent = 0 if self._heard_in_tick or self._unread or late else silent + 1
             self._heard_in_tick = False
             if silent >= SILENCE_TICKS:
                 raise Unavailable(f"silent for {silent * TICK_S:g} s")

@@ -17,6 +17,7 @@ from orchestrator.prefixes import PrefixIndex
 LIGHTER = 0.5  # share of the load that makes moving a session worth a prompt's work
 SLOW = 4.0  # a target whose steps take so many times as long as another's loses sessions to it,
 SLOW_REPORTS = 12  # once it has said so for about three seconds
+SILENT = Report()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class Places:
             self._prefixes.took(tokens, info.boot_id)
 
     def _report(self, name: str) -> Report:
-        return self._reports.get(name, Report())
+        return self._reports.get(name, SILENT)
 
     def _least_ms(self) -> float:
         return min((report.step_ms for report in self._reports.values() if report.tried), default=math.inf)

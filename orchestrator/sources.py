@@ -32,12 +32,14 @@ class Sources:
         self.lookahead = Lookahead(request.tokens)
         self._lookup = PromptLookup(prompt_lookup_min if pace.most else 0, request.tokens)
         self._forced: tuple[int, ...] = ()
+        self._left = self._worth_verifying()
 
     def commit(self, tokens: Sequence[int], forced: tuple[int, ...]) -> None:
         """`forced` = ids that alone may follow `tokens`, as the target says."""
         self._lookup.extend(tokens)
         self.lookahead.commit(tokens)
         self._forced = forced[: self._request.max_block]
+        self._left = self._worth_verifying()
 
     def ready(self) -> tuple[Block, str]:
         """The block that waits for nobody, and the round's outcome in tally.py's words; EMPTY when there is none."""
@@ -87,10 +89,14 @@ class Sources:
         return guess[: self._pace.length("ngram", (0.0,) * len(guess))] if guess else ()
 
     def _room(self, most: int) -> int:
-        """Proposals worth verifying now."""
+        """Proposals worth verifying now, of `most`."""
+        return most if most < self._left else self._left
+
+    def _worth_verifying(self) -> int:
+        """The same of any number, behind what is committed."""
         r, committed = self._request, self.lookahead.length
         return block_length(
-            most,
+            r.window,
             decided=committed - r.prompt_length,
             max_tokens=r.sampling.max_tokens or r.window,
             committed=committed,

@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -150,6 +151,7 @@ def _byte_of_char() -> dict[str, int]:
 BYTE_OF_CHAR = _byte_of_char()
 
 
+@functools.lru_cache(1 << 14)
 def byte_level_bytes(token: str) -> bytes:
     """Bytes of a byte-level token; a token with a foreign character is taken literally, as the library does."""
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from orchestrator.answer import Delta, Finished, Usage
 from orchestrator.events import Admitted
 from orchestrator.output import GenerationStats
@@ -16,14 +18,14 @@ def started(index: int, admitted: Admitted, request_id: str, info: ModelInfo) ->
 
 
 def delta(index: int, piece: Delta) -> pb.GenerateResponse:
-    message = pb.Delta(
-        token_ids=piece.token_ids,
-        text=piece.text,
-        logprobs=[wire.logprobs_to_wire(entry) for entry in piece.logprobs],
-        origins=[wire.origin_to_wire(origin) for origin in piece.origins],
-        prompt_logprobs=[wire.logprobs_to_wire(entry) for entry in piece.prompt_logprobs],
-    )
-    return pb.GenerateResponse(index=index, delta=message)
+    fields: dict[str, Any] = {"token_ids": piece.token_ids, "text": piece.text}
+    if piece.logprobs:
+        fields["logprobs"] = [wire.logprobs_to_wire(entry) for entry in piece.logprobs]
+    if piece.origins:
+        fields["origins"] = [wire.origin_to_wire(origin) for origin in piece.origins]
+    if piece.prompt_logprobs:
+        fields["prompt_logprobs"] = [wire.logprobs_to_wire(entry) for entry in piece.prompt_logprobs]
+    return pb.GenerateResponse(index=index, delta=fields)
 
 
 def finished(index: int, piece: Finished, admitted: Admitted, info: ModelInfo) -> pb.GenerateResponse:

@@ -18,17 +18,20 @@ import asyncio
 import contextlib
 import contextvars
 import ipaddress
+import itertools
 import logging
 import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 STATUS_S = 10.0  # patience with the reader of a call whose handler is through
 MOST_STUCK = 1024  # calls
+EARLY_S = 0.001  # the loop counts in milliseconds
 SWEEP_S = 0.25  # connections that are hung up on within this time share one look at the open sockets
 log = logging.getLogger(__name__)
 Endpoint = tuple[str, int]
@@ -40,31 +43,45 @@ class OpenCall:
 
     peer: str
     hang_up: HangUp
-    waits: int = 0  # that have exhausted somebody's patience
     at_end: list[Callable[[], None]] = field(default_factory=list)
     aborted: BaseException | None = None  # what gRPC raised to end it
+    waits: int = 0  # that have exhausted somebody's patience
     ended: bool = False
-    _timers: set[asyncio.TimerHandle] = field(default_factory=set)
+    _patient: dict[int, float] = field(default_factory=dict)  # waits by number: when the patience is exhausted, loop time
+    _exhausted: set[int] = field(default_factory=set)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _timer: asyncio.TimerHandle | None = None  # one for all, moved when it fires: nearly all waits are over long before
+    _timer_due: float = 0.0
 
     def wait(self, seconds: float) -> Callable[[], None]:
         """Something waits for the reader from here on. What is returned is called when it no longer does."""
-        out = False
+        loop, number = asyncio.get_running_loop(), next(self._numbers)
+        self._patient[number] = due = loop.time() + seconds
+        if self._timer is None or due < self._timer_due:
+            self._look_at(loop, due)
+        return partial(self._over_with, number)
 
-        def exhausted() -> None:
-            nonlocal out
-            out = True
-            self._count(1)
+    def _over_with(self, number: int) -> None:
+        if self._patient.pop(number, None) is None and number in self._exhausted:
+            self._exhausted.discard(number)
+            self._count(-1)
+
+    def _look_at(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_due = loop.call_at(due, self._look), due
+
+    def _look(self) -> None:
+        self._timer, loop = None, asyncio.get_running_loop()
+        now = loop.time() + EARLY_S
+        if out := [number for number, due in self._patient.items() if due <= now]:
+            for number in out:
+                del self._patient[number]
+            self._exhausted.update(out)
+            self._count(len(out))
             self.hang_up.look(self.peer)
-
-        timer = asyncio.get_running_loop().call_later(seconds, exhausted)
-        self._timers.add(timer)
-
-        def over() -> None:
-            timer.cancel()
-            self._timers.discard(timer)
-            self._count(-out)
-
-        return over
+        if self._patient:
+            self._look_at(loop, min(self._patient.values()))
 
     def _count(self, more: int) -> None:
         before, self.waits = self.waits, self.waits + more
@@ -77,9 +94,10 @@ class OpenCall:
 
     def over(self) -> None:
         """The status is out, or the client is gone."""
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._patient.clear()
         self.hang_up.counted(self.peer, -bool(self.waits))
         self.ended = True
         self.hang_up.closed(self)

@@ -63,7 +63,7 @@ class Counter(_Instrument):
         self._values: dict[Key, float] = {}
 
     def add(self, amount: float = 1, labels: Mapping[str, LabelValue] | None = None, **more: LabelValue) -> None:
-        key = tuple({**labels, **more}.items()) if labels else tuple(more.items())
+        key = tuple((({**labels, **more} if more else labels) if labels else more).items())
         with self._lock:
             if key in self._values:
                 self._values[key] += amount
@@ -101,7 +101,7 @@ class Histogram(_Instrument):
 
     def record(self, value: float, labels: Mapping[str, LabelValue] | None = None, times: int = 1, **more: LabelValue) -> None:
         """`times` = how often this very value was seen."""
-        key = tuple({**labels, **more}.items()) if labels else tuple(more.items())
+        key = tuple((({**labels, **more} if more else labels) if labels else more).items())
         with self._lock:
             found = self._values.get(key)
             if found is None:

@@ -18,6 +18,8 @@ class Origin(enum.Enum):
     BONUS = "bonus"
     PLAIN = "plain"
 
+    __hash__ = object.__hash__  # a key for every token; that of enum.Enum is Python
+
 
 class FinishReason(enum.Enum):
     STOP = "stop"

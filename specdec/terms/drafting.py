@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.terms.decided import DraftDistribution
+from specdec.terms.record import record
 from specdec.terms.request import DraftMethod, RejectionMethod, SamplingParams
 
 
@@ -25,7 +26,7 @@ class Open:
     traceparent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Sent:
     session_id: str
     prefix_length: int
@@ -34,7 +35,7 @@ class Sent:
     tokens: tuple[int, ...] = ()  # the block, unless it is the draft's own
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Commit:
     session_id: str
     prefix_length: int
@@ -61,7 +62,7 @@ class CloseDraft:
 DraftCommand = Open | Sent | Commit | Pause | Resume | CloseDraft
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Proposal:
     """Tokens that continue one exact prefix, undecided tokens included; useless and harmless for any other."""
 

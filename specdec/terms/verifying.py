@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.terms.decided import DraftDistribution, FinishReason, TokenLogprobs
+from specdec.terms.record import record
 from specdec.terms.request import DraftMethod, RejectionMethod, SamplingParams
 
 MAX_AHEAD_TOKENS = 256  # in one Ahead
@@ -27,7 +28,7 @@ class Begin:
     fork_session_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Step:
     """One round as asked. `tokens` = committed tokens from base_length on, then `num_proposed` proposals."""
 
@@ -50,7 +51,7 @@ class Close:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ahead:
     """A continuation that may wait at the target. `prefix_*` name everything before `tokens`, undecided tokens included."""
 
@@ -64,7 +65,7 @@ class Ahead:
 VerifyItem = Step | Close | Ahead
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Result:
     """One round as decided. An end-of-sequence or stop token is not among `tokens`; it is named in `stop_token_id`."""
 
@@ -125,7 +126,7 @@ class Closed:
 Outcome = Result | PrefixNeeded | UnknownSession | NoRoom | StaleEpoch | StaleRound | Expired | Failed | Closed
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Answer:
     """The outcome of one item, addressed."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from specdec import terms
 from specdec.errors import InvalidRequest, ProtocolFault
+from specdec.terms.record import record
 from specdec.v1 import draft_pb2
 from specdec.wire.shared import (
     MAX_ITEMS,
@@ -64,14 +65,14 @@ def open_from_wire(message: draft_pb2.Open) -> terms.Open:
     )
 
 
-def sent_to_wire(command: terms.Sent) -> draft_pb2.Sent:
-    return draft_pb2.Sent(
-        session_id=command.session_id,
-        prefix_length=command.prefix_length,
-        prefix_hash=command.prefix_hash,
-        num_proposed=command.num_proposed,
-        tokens=command.tokens,
-    )
+def _sent_fields(command: terms.Sent) -> dict[str, Any]:
+    return {
+        "session_id": command.session_id,
+        "prefix_length": command.prefix_length,
+        "prefix_hash": command.prefix_hash,
+        "num_proposed": command.num_proposed,
+        "tokens": command.tokens,
+    }
 
 
 def sent_from_wire(message: draft_pb2.Sent) -> terms.Sent:
@@ -82,14 +83,14 @@ def sent_from_wire(message: draft_pb2.Sent) -> terms.Sent:
     return terms.Sent(session_id, message.prefix_length, message.prefix_hash, message.num_proposed, tokens)
 
 
-def commit_to_wire(command: terms.Commit) -> draft_pb2.Commit:
-    return draft_pb2.Commit(
-        session_id=command.session_id,
-        prefix_length=command.prefix_length,
-        prefix_hash=command.prefix_hash,
-        tokens=command.tokens,
-        num_speculative_tokens=command.num_speculative_tokens,
-    )
+def _commit_fields(command: terms.Commit) -> dict[str, Any]:
+    return {
+        "session_id": command.session_id,
+        "prefix_length": command.prefix_length,
+        "prefix_hash": command.prefix_hash,
+        "tokens": command.tokens,
+        "num_speculative_tokens": command.num_speculative_tokens,
+    }
 
 
 def commit_from_wire(message: draft_pb2.Commit) -> terms.Commit:
@@ -100,11 +101,11 @@ def commit_from_wire(message: draft_pb2.Commit) -> terms.Commit:
     return terms.Commit(session_id, message.prefix_length, message.prefix_hash, tokens, message.num_speculative_tokens)
 
 
-# command term → (name in the oneof, to wire, from wire)
+# command term → (name in the oneof, to wire: the message or its fields, from wire)
 _COMMANDS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], terms.DraftCommand]]] = {
     terms.Open: ("open", open_to_wire, open_from_wire),
-    terms.Sent: ("sent", sent_to_wire, sent_from_wire),
-    terms.Commit: ("commit", commit_to_wire, commit_from_wire),
+    terms.Sent: ("sent", _sent_fields, sent_from_wire),
+    terms.Commit: ("commit", _commit_fields, commit_from_wire),
     terms.Pause: (
         "pause",
         lambda c: draft_pb2.Pause(session_id=c.session_id),
@@ -124,9 +125,14 @@ _COMMANDS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], terms.Dra
 _COMMAND_READERS = {name: read for name, _, read in _COMMANDS.values()}
 
 
-def draft_command_to_wire(command: terms.DraftCommand) -> draft_pb2.DraftCommand:
+def _command_fields(command: terms.DraftCommand) -> dict[str, Any]:
+    """Of a command, built where it belongs: a message that is handed to another one is written and read once more for it."""
     name, write, _ = _COMMANDS[type(command)]
-    return draft_pb2.DraftCommand(**{name: write(command)})
+    return {name: write(command)}
+
+
+def draft_command_to_wire(command: terms.DraftCommand) -> draft_pb2.DraftCommand:
+    return draft_pb2.DraftCommand(**_command_fields(command))
 
 
 def draft_command_from_wire(message: draft_pb2.DraftCommand) -> terms.DraftCommand:
@@ -146,7 +152,7 @@ def draft_request_to_wire(
     commands: Iterable[terms.DraftCommand], orchestrator_id: str | None = None, link: str = ""
 ) -> draft_pb2.DraftRequest:
     """With an `orchestrator_id`: the first message of a stream. `link` empty: it does not say which of its connections this is."""
-    items = [draft_command_to_wire(command) for command in commands]
+    items = [_command_fields(command) for command in commands]
     return draft_pb2.DraftRequest(orchestrator_id=orchestrator_id, commands=items, link=link or None)
 
 
@@ -159,6 +165,9 @@ def draft_request_from_wire(message: draft_pb2.DraftRequest) -> DraftRequest:
 
 
 # ---------------------------------------------------------------- events
+
+
+MAX_PROPOSAL = 1024  # tokens of one proposal
 
 
 def proposal_to_wire(event: terms.Proposal) -> draft_pb2.Proposal:
@@ -174,7 +183,8 @@ def proposal_to_wire(event: terms.Proposal) -> draft_pb2.Proposal:
 
 
 def proposal_from_wire(message: draft_pb2.Proposal) -> terms.Proposal:
-    tokens = ids(message.tokens, "proposal.tokens")
+    bounded(message.tokens, MAX_PROPOSAL, "proposal.tokens", "MAX_PROPOSAL")
+    tokens = tuple(message.tokens)
     if not tokens:
         raise InvalidRequest("proposal.tokens", "must hold at least one token")
     confidences = tuple(message.confidences)
@@ -236,7 +246,7 @@ def draft_event_from_wire(message: draft_pb2.DraftEvent) -> terms.DraftEvent:
         raise ProtocolFault(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DraftResponse:
     """`faults`: what was wrong with the events that are left out; each is as good as no proposal."""
 

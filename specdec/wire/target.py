@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from specdec import terms
 from specdec.errors import InvalidRequest, ProtocolFault
+from specdec.terms.record import record
 from specdec.v1 import target_pb2
 from specdec.wire.shared import (
     INVALID_ARGUMENT,
@@ -61,20 +61,27 @@ def begin_from_wire(message: target_pb2.Begin) -> terms.Begin:
     )
 
 
+def _step_fields(step: terms.Step) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "session_id": step.session_id,
+        "epoch": step.epoch,
+        "round": step.round,
+        "base_length": step.base_length,
+        "base_hash": step.base_hash,
+        "tokens": step.tokens,
+        "num_proposed": step.num_proposed,
+        "run_ahead": step.run_ahead,
+        "remaining_ms": step.remaining_ms,
+    }
+    if step.distributions:
+        fields["distributions"] = [distribution_to_wire(q) for q in step.distributions]
+    if step.begin is not None:
+        fields["begin"] = begin_to_wire(step.begin)
+    return fields
+
+
 def step_to_wire(step: terms.Step) -> target_pb2.Step:
-    return target_pb2.Step(
-        session_id=step.session_id,
-        epoch=step.epoch,
-        round=step.round,
-        base_length=step.base_length,
-        base_hash=step.base_hash,
-        tokens=step.tokens,
-        num_proposed=step.num_proposed,
-        run_ahead=step.run_ahead,
-        remaining_ms=step.remaining_ms,
-        distributions=[distribution_to_wire(q) for q in step.distributions] if step.distributions else None,
-        begin=None if step.begin is None else begin_to_wire(step.begin),
-    )
+    return target_pb2.Step(**_step_fields(step))
 
 
 def step_from_wire(message: target_pb2.Step) -> terms.Step:
@@ -108,14 +115,18 @@ def close_from_wire(message: target_pb2.Close) -> terms.Close:
     return terms.Close(name_from_wire(message.session_id, "close.session_id"), counted(message.epoch, "close.epoch"))
 
 
+def _ahead_fields(ahead: terms.Ahead) -> dict[str, Any]:
+    return {
+        "session_id": ahead.session_id,
+        "epoch": ahead.epoch,
+        "prefix_length": ahead.prefix_length,
+        "prefix_hash": ahead.prefix_hash,
+        "tokens": ahead.tokens,
+    }
+
+
 def ahead_to_wire(ahead: terms.Ahead) -> target_pb2.Ahead:
-    return target_pb2.Ahead(
-        session_id=ahead.session_id,
-        epoch=ahead.epoch,
-        prefix_length=ahead.prefix_length,
-        prefix_hash=ahead.prefix_hash,
-        tokens=ahead.tokens,
-    )
+    return target_pb2.Ahead(**_ahead_fields(ahead))
 
 
 def ahead_from_wire(message: target_pb2.Ahead) -> terms.Ahead:
@@ -131,12 +142,17 @@ def ahead_from_wire(message: target_pb2.Ahead) -> terms.Ahead:
     )
 
 
-def verify_item_to_wire(item: terms.VerifyItem) -> target_pb2.VerifyItem:
+def _item_fields(item: terms.VerifyItem) -> dict[str, Any]:
+    """Of an item, built where it belongs: a message that is handed to another one is written and read once more for it."""
     if isinstance(item, terms.Step):
-        return target_pb2.VerifyItem(step=step_to_wire(item))
+        return {"step": _step_fields(item)}
     if isinstance(item, terms.Ahead):
-        return target_pb2.VerifyItem(ahead=ahead_to_wire(item))
-    return target_pb2.VerifyItem(close=close_to_wire(item))
+        return {"ahead": _ahead_fields(item)}
+    return {"close": close_to_wire(item)}
+
+
+def verify_item_to_wire(item: terms.VerifyItem) -> target_pb2.VerifyItem:
+    return target_pb2.VerifyItem(**_item_fields(item))
 
 
 def verify_item_from_wire(message: target_pb2.VerifyItem) -> terms.VerifyItem:
@@ -150,7 +166,7 @@ def verify_item_from_wire(message: target_pb2.VerifyItem) -> terms.VerifyItem:
     raise InvalidRequest("items", "an item must hold exactly one of: step, close, ahead")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class VerifyRequest:
     """`rejected`: items that carry a readable address but cannot be served, with their answers ready to be sent back. `link` empty: the
     orchestrator does not say which of its connections this is."""
@@ -166,7 +182,7 @@ def verify_request_to_wire(
 ) -> target_pb2.VerifyRequest:
     """With an `orchestrator_id`: the first message of a stream."""
     hello = None if orchestrator_id is None else target_pb2.Hello(orchestrator_id=orchestrator_id, link=link)
-    return target_pb2.VerifyRequest(hello=hello, items=[verify_item_to_wire(item) for item in items])
+    return target_pb2.VerifyRequest(hello=hello, items=[_item_fields(item) for item in items])
 
 
 def verify_request_from_wire(message: target_pb2.VerifyRequest) -> VerifyRequest:
@@ -192,37 +208,42 @@ def verify_request_from_wire(message: target_pb2.VerifyRequest) -> VerifyRequest
 # ---------------------------------------------------------------- answering
 
 
-def _result_to_wire(result: terms.Result) -> target_pb2.Result:
-    return target_pb2.Result(
-        prefix_length=result.prefix_length,
-        kv_length_after=result.kv_length_after,
-        num_verified=result.num_verified,
-        num_accepted=result.num_accepted,
-        tokens=result.tokens,
-        logprobs=[logprobs_to_wire(entry) for entry in result.logprobs],
-        forced=result.forced,
-        finish=finish_to_wire(result.finish),
-        stop_token_id=result.stop_token_id,
-        prompt_logprobs=[logprobs_to_wire(entry) for entry in result.prompt_logprobs],
-    )
+def _result_fields(result: terms.Result) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "prefix_length": result.prefix_length,
+        "kv_length_after": result.kv_length_after,
+        "num_verified": result.num_verified,
+        "num_accepted": result.num_accepted,
+        "tokens": result.tokens,
+        "finish": finish_to_wire(result.finish),
+        "stop_token_id": result.stop_token_id,
+    }
+    if result.logprobs:
+        fields["logprobs"] = [logprobs_to_wire(entry) for entry in result.logprobs]
+    if result.forced:
+        fields["forced"] = result.forced
+    if result.prompt_logprobs:
+        fields["prompt_logprobs"] = [logprobs_to_wire(entry) for entry in result.prompt_logprobs]
+    return fields
 
 
 def _result_from_wire(message: target_pb2.Result) -> terms.Result:
     tokens = ids(message.tokens, "result.tokens")
-    if message.num_accepted > message.num_verified or message.num_accepted > len(tokens):
+    verified, accepted = message.num_verified, message.num_accepted
+    if accepted > verified or accepted > len(tokens):
         raise ProtocolFault("result: num_accepted exceeds num_verified or the tokens present")
-    logprobs, prompt_logprobs = message.logprobs, message.prompt_logprobs
+    logprobs, forced, prompt_logprobs = message.logprobs, message.forced, message.prompt_logprobs
     if logprobs and len(logprobs) != len(tokens):
         raise ProtocolFault(f"result: {len(tokens)} tokens with {len(logprobs)} logprobs")
     return terms.Result(
-        prefix_length=message.prefix_length,
-        kv_length_after=message.kv_length_after,
-        num_verified=message.num_verified,
-        num_accepted=message.num_accepted,
-        tokens=tokens,
+        message.prefix_length,
+        message.kv_length_after,
+        verified,
+        accepted,
+        tokens,
         logprobs=tuple(logprobs_from_wire(entry) for entry in logprobs) if logprobs else (),
-        forced=tuple(message.forced),
-        finish=finish_from_wire(message.finish),
+        forced=tuple(forced) if forced else (),
+        finish=finish_from_wire(message.finish) if message.finish else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         prompt_logprobs=tuple(logprobs_from_wire(entry) for entry in prompt_logprobs) if prompt_logprobs else (),
     )
@@ -232,9 +253,9 @@ def _failed_to_wire(failed: terms.Failed) -> target_pb2.Failed:
     return target_pb2.Failed(code=failed.code, message=failed.message[:MAX_MESSAGE_CHARS], drop=failed.drop)
 
 
-# outcome term → (name in the oneof, to wire, from wire)
+# outcome term → (name in the oneof, to wire: the message or its fields, from wire)
 _OUTCOMES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], terms.Outcome]]] = {
-    terms.Result: ("result", _result_to_wire, _result_from_wire),
+    terms.Result: ("result", _result_fields, _result_from_wire),
     terms.PrefixNeeded: (
         "prefix_needed",
         lambda o: target_pb2.PrefixNeeded(have=o.have),
@@ -267,11 +288,19 @@ _OUTCOMES: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], terms.Out
 _OUTCOME_READERS = {name: read for name, _, read in _OUTCOMES.values()}
 
 
-def answer_to_wire(answer: terms.Answer) -> target_pb2.VerifyAnswer:
+def _answer_fields(answer: terms.Answer) -> dict[str, Any]:
     name, write, _ = _OUTCOMES[type(answer.outcome)]
-    message = target_pb2.VerifyAnswer(session_id=answer.session_id, epoch=answer.epoch, round=answer.round, queue_us=answer.queue_us)
-    getattr(message, name).CopyFrom(write(answer.outcome))
-    return message
+    return {
+        "session_id": answer.session_id,
+        "epoch": answer.epoch,
+        "round": answer.round,
+        "queue_us": answer.queue_us,
+        name: write(answer.outcome),
+    }
+
+
+def answer_to_wire(answer: terms.Answer) -> target_pb2.VerifyAnswer:
+    return target_pb2.VerifyAnswer(**_answer_fields(answer))
 
 
 def answer_from_wire(message: target_pb2.VerifyAnswer) -> terms.Answer:
@@ -282,7 +311,7 @@ def answer_from_wire(message: target_pb2.VerifyAnswer) -> terms.Answer:
     return terms.Answer(message.session_id, message.epoch, message.round, outcome, message.queue_us)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class VerifyResponse:
     """`rows` and `engine_us` are those of the engine step that finished the answers, 0 when there was none."""
 
@@ -296,7 +325,7 @@ def verify_response_to_wire(
     answers: Sequence[terms.Answer] = (), *, rows: int = 0, engine_us: int = 0, beat: terms.TargetBeat | None = None
 ) -> target_pb2.VerifyResponse:
     return target_pb2.VerifyResponse(
-        answers=[answer_to_wire(answer) for answer in answers],
+        answers=[_answer_fields(answer) for answer in answers],
         step=target_pb2.EngineStep(rows=rows, engine_us=engine_us) if rows else None,
         beat=None if beat is None else beat_to_wire(beat),
     )
