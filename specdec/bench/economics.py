@@ -14,11 +14,13 @@ from specdec.bench.whatif import Setting
 
 MOST_BUSY = 0.8  # of a draft's time, beyond which another one is advised
 LEAST_SHARE = 0.05  # of rounds with a block, below which what they cost cannot be told
+LEAST_BLOCK = 0.5  # of a plain round's time: more rows cannot take less, so anything below is noise
 MARGIN_K = 0.02  # what a longer block must gain beyond a shorter one, to be advised
 
 
 def of_way(plain: Sequence[Run], runs: Sequence[Run], told: Mapping[str, Any]) -> dict[str, Any]:
-    """`plain` = the runs without speculation, `told` = acceptance of `runs` (timings.acceptance). Empty where there is nothing to say.
+    """`plain` = the runs without speculation, `told` = acceptance of `runs` (timings.acceptance). Empty where there is nothing to say, or
+    too much noise.
 
     `block_round_ms` = a round with a block, the wait for it included; `slot_ms` = what a slot of it costs; `draft_budget_ms` = how much
     longer such a round might take and still gain; `curve` = [K, ratio] by the formula, with slots and acceptance as measured."""
@@ -26,7 +28,9 @@ def of_way(plain: Sequence[Run], runs: Sequence[Run], told: Mapping[str, Any]) -
     share, block = told["share_with_block"], told["mean_block"]
     if not plain_ms or not mixed_ms or share < LEAST_SHARE or not block or not told["alpha"]:
         return {}
-    block_ms = max((mixed_ms - (1 - share) * plain_ms) / share, 0.01)
+    block_ms = (mixed_ms - (1 - share) * plain_ms) / share
+    if block_ms < LEAST_BLOCK * plain_ms:
+        return {}  # of a few rounds with a block among others that took longer or shorter by themselves
     slot_ms = max(0.0, block_ms - plain_ms) / block
     length = told["mean_acceptance_length"]
     setting = Setting(plain_ms, 0.0, tuple(told["alpha"]), row_ms=slot_ms, foresight=1.0)

@@ -182,6 +182,12 @@ def _doubts(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
         doubts.append("this engine is not batch-invariant: texts are the target's within rounding only, and may differ")
     if any(not _text_is_wanted(run) for run in runs):
         doubts.append("method standard: above temperature 0 the distribution is promised and not the text, which is not compared")
+    away = [run for run in by_way.get(FIXED, ()) if run.answers and not any(one.count("num_draft_tokens") for one in run.answers)]
+    if away and drafted[FIXED]:
+        turns = sum(bool(run.answers) for run in by_way[FIXED])
+        doubts.append(
+            f"{runs[0].turn.cell}, fixed: no proposal was verified in {len(away)} of {turns} turns; was the draft away meanwhile?"
+        )
     blocks = {run.settings.get("num_speculative_tokens") for run in by_way.get(FIXED, ()) if run.answers}
     if len(blocks) > 1:
         told = ", ".join(sorted(map(str, blocks)))

@@ -128,6 +128,21 @@ def test_repeats_in_which_others_failed_are_not_compared() -> None:
     assert after["ratio"]["mean"] == pytest.approx(before, rel=0.05) and after["ratio"]["pairs"] == GRID.repeats
 
 
+def test_a_draft_that_went_away_is_told_and_no_cost_is_made_of_noise() -> None:
+    kept = runs()
+    for i, one in enumerate(kept):
+        if one.turn.way == FIXED and one.turn.repeat == 0:
+            said = tuple(replace(said, stats={**said.stats, "num_draft_tokens": 0, "num_spec_steps": 0}) for said in one.said)
+            kept[i] = replace(one, said=said)
+        if one.turn.way == NONE:  # the machine was slow whenever there was no speculation
+            times = [tuple((3.0 * at, count) for at, count in said.arrivals) for said in one.said]
+            kept[i] = replace(one, said=tuple(replace(said, arrivals=at) for said, at in zip(one.said, times, strict=True)))
+    told = made_up(kept)
+    assert sum("fixed: no proposal was verified in 1 of 4 turns" in note for note in told["notes"]) == len(told["cells"])
+    costs = [cell(told, name)["ways"][FIXED]["economics"] for name in ("1 stream, T = 0, code", "8 streams, T = 0, creative")]
+    assert not costs[0] and costs[1]["block_round_ms"] > 0.5 * costs[1]["plain_round_ms"]
+
+
 def test_a_queue_that_grows_is_told() -> None:
     experiment = replace(GRID, rates=(2.0,), kinds=("code",), batch=16)
     turns = [one for one in runs(experiment) if one.turn.way == NONE]
