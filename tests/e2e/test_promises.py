@@ -3,18 +3,28 @@ one. docs/operations.md and docs/benchmarks.md have what was measured on a quiet
 
 from __future__ import annotations
 
+import asyncio
+import time
+from pathlib import Path
+
 import pytest
 
 from specdec.bench import failover
 from specdec.bench.prompts import load_prompts
 from specdec.bench.sim import run
 from specdec.bench.system import Models
+from specdec.client import Client
+from specdec.errors import Unavailable
 from specdec.terms import SamplingParams
+from tests.e2e.stack import running, wait_ready
+from tests.tiny import save_tiny
 from tests.tools import require_model
 
 SILENCE_MS = 1000.0  # until a target that says nothing is given up
 DRAFT_MS = 100.0  # beside the round, until one goes on without its draft
 BUSY_MS = 250.0  # the scheduler's share
+AWAY_S = 60.0
+BACK_S = 3.0  # after its port is open
 TRIES = 3  # the best one counts: what a neighbour on this machine costs is nobody's promise
 SAMPLING = SamplingParams(max_tokens=96, temperature=0.0, ignore_eos=True)
 
@@ -34,6 +44,42 @@ def test_F82_F87_a_stream_pauses_no_longer_than_told(case: str) -> None:
         if found.gap_ms <= most + BUSY_MS:
             return
     raise AssertionError(f"{found} where {most:.0f} ms are told")
+
+
+@pytest.mark.faults
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_F149_after_a_minute_away_a_target_answers_within_seconds(tmp_path: Path) -> None:
+    """Calls go on all the while, new ones and one that waits from the beginning."""
+    model = save_tiny(tmp_path / "model", seed=0)
+    waits = {"PLACEMENT_WAIT_MS": str(2 * int(AWAY_S * 1000))}
+    with running(model, None, target={"DTYPE": "float64", "SELF_TEST": "false"}, orchestrator=waits) as stack:
+        hurried = stack.add_orchestrator(PLACEMENT_WAIT_MS="200")
+        told: list[tuple[float, bool]] = []  # when, whether it was answered
+
+        async def ask(endpoint: str) -> tuple[int, ...]:
+            async with Client(endpoint) as client:
+                return (await client.complete([10, 11, 12], SamplingParams(max_tokens=8, ignore_eos=True), seed=1)).token_ids
+
+        async def callers() -> None:
+            while not (told and told[-1][1]):
+                try:
+                    answered = bool(await ask(hurried.endpoint))
+                except Unavailable:
+                    answered = False
+                told.append((time.monotonic(), answered))
+
+        target = stack.targets[0]
+        wanted = await ask(stack.endpoint)
+        await asyncio.to_thread(target.kill)
+        waiting, calling = asyncio.create_task(ask(stack.endpoint)), asyncio.create_task(callers())
+        await asyncio.sleep(AWAY_S)
+        assert len(told) > 5 and not waiting.done() and not calling.done(), "nobody is answered meanwhile"
+        await asyncio.to_thread(wait_ready, stack.begin_target(PORT=str(target.port)))
+        opened = time.monotonic()
+        assert await waiting == wanted and time.monotonic() - opened < BACK_S
+        await calling
+        assert told[-1][0] - opened < BACK_S
 
 
 @pytest.mark.faults
