@@ -26,13 +26,14 @@ from specdec.bench.arrivals import MAX_OPEN, poisson
 from specdec.bench.load import Question, Slice, ask_all
 from specdec.bench.prompts import as_text, lengthened, of_kind
 from specdec.client import Client, Options, Prompt
-from specdec.errors import InvalidRequest, Unsupported
+from specdec.errors import InvalidRequest, Unavailable, Unsupported
 from specdec.terms import SamplingParams
 
 NONE, FIXED, AUTO = "none", "fixed", "auto"
 WAYS = (NONE, FIXED, AUTO)
 WARM_UP_TOKENS = 8
 DRAFT_S = 5.0
+AWAY_S, AWAY_PAUSE_S = 60.0, 2.0  # a turn is asked again for so long where nobody is there, so often
 ALL_KINDS = "all"
 
 
@@ -171,7 +172,7 @@ async def run(
     Repeats of a cell that are whole in `known` are not asked again; ways that the service does not serve are left out. `look` is called
     behind every turn."""
     experiment = outcome.experiment = await _served(client, outcome)
-    asker = _Asker(client, experiment)
+    asker = _Asker(client, experiment, outcome.notes)
     for turn in list(experiment.left(known)):
         questions = await asker.questions(turn)
         tell(turn, None)
@@ -188,8 +189,8 @@ async def run(
 class _Asker:
     """Holds one cell's questions of one repeat."""
 
-    def __init__(self, client: Client, experiment: Experiment) -> None:
-        self._client, self._experiment = client, experiment
+    def __init__(self, client: Client, experiment: Experiment, notes: list[str]) -> None:
+        self._client, self._experiment, self._notes = client, experiment, notes
         self._ready: tuple[Cell, int] | None = None
         self._questions: tuple[Question, ...] = ()
 
@@ -207,9 +208,19 @@ class _Asker:
         return self._questions
 
     async def ask(self, turn: Turn, questions: Sequence[Question]) -> Slice:
+        """Asked again where nobody was there: a service that restarts should not end a night of measuring. Raises Unavailable."""
         sampling, options = self._experiment.sampling_of(turn.cell), self._experiment.options(turn.way)
-        due = self._experiment.due(turn)
-        return await ask_all(self._client, questions, sampling, options, turn.cell.concurrency, due, tolerant=True)
+        due, patience = self._experiment.due(turn), time.monotonic() + AWAY_S
+        while True:
+            try:
+                return await ask_all(self._client, questions, sampling, options, turn.cell.concurrency, due, tolerant=True)
+            except Unavailable as error:
+                if time.monotonic() >= patience:
+                    raise
+                self._notes.append(
+                    f"{turn.cell}, {turn.way}, repeat {turn.repeat + 1}: asked again, since nobody was there ({error})"[:200]
+                )
+                await asyncio.sleep(AWAY_PAUSE_S)
 
     async def _count(self, prompt: Prompt) -> int:
         return len(await self._client.tokenize(prompt))  # type: ignore[arg-type]

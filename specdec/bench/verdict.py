@@ -213,9 +213,10 @@ def summary(cells: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None 
         sentences = [_together(whole), *sentences]
         if 2 * counts["undecided"] > len(found):  # then what they say together is what can be said
             word, sentences = whole["ways"][way]["word"], [headline, *sentences]
+            unsure = not whole["ways"][way].get("decided", True)
             told = {
                 PAYS: f"{subject.lower()} pays",
-                NEUTRAL: "no difference was found",
+                NEUTRAL: "it is too uncertain to say" if unsure else "no difference was found",
                 COSTS: f"{subject.lower()} costs more than it gains",
             }
             headline = f"Over all cases together {told[word]}."

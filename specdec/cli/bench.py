@@ -183,7 +183,8 @@ def _print(found: dict[str, Any], work: _Work, told: list[str]) -> None:
     for note in found["notes"]:
         print(f"note: {note}")
     if not work.outcome.complete:
-        print("note: not complete: ended before the last turn")
+        goes_on = "; the same command goes on from here" if work.arguments.out is not None and not _is_file(work.arguments.out) else ""
+        print(f"note: not complete: ended before the last turn{goes_on}")
     print("\n".join([*told, f"texts that differ from {work.outcome.experiment.baseline}: {found['differing']}"]), flush=True)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specdec.bench import watch
+from specdec.bench import experiment, watch
 from specdec.bench.experiment import FIXED, Cell, Experiment, Outcome, Turn, run
 from specdec.bench.prompts import lengthened, load_prompts
 from specdec.bench.record import from_json, run_of, to_json
@@ -131,7 +131,7 @@ def test_another_machine_is_told(tmp_path: Path) -> None:
     assert again.notes == ["begun with another machine (cores: 2, now 8): times of both are put together"]
 
 
-def test_answers_that_fail_are_counted_and_a_service_that_is_gone_ends_it(tmp_path: Path) -> None:
+def test_answers_that_fail_are_counted_and_a_service_that_is_gone_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(FakeClient):
         async def generate(self, prompt: Any, sampling: Any, **k: Any) -> Any:  # type: ignore[override]
             if k["seed"] % 2 and not k.get("disable_spec_decode") and len(self.asked) > 6:
@@ -152,10 +152,27 @@ def test_answers_that_fail_are_counted_and_a_service_that_is_gone_ends_it(tmp_pa
             async for event in super().generate(*a, **k):
                 yield event
 
+    monkeypatch.setattr(experiment, "AWAY_PAUSE_S", 0.0)
+    monkeypatch.setattr(experiment, "AWAY_S", 0.05)
     other = Store(tmp_path / "other", PLAN)
     with pytest.raises(Unavailable):
         measured(Gone(), other)
     assert 0 < len(other.turns) < 18
+
+    class Restarted(FakeClient):
+        away = 4  # answers: both of a turn, twice
+
+        async def generate(self, *a: Any, **k: Any) -> Any:  # type: ignore[override]
+            if len(self.asked) > 20 and self.away:
+                self.away -= 1
+                raise Unavailable("the orchestrator is shutting down")
+            async for event in super().generate(*a, **k):
+                yield event
+
+    monkeypatch.setattr(experiment, "AWAY_S", 60.0)
+    outcome = measured(Restarted(), other)
+    assert outcome.complete and len(other.turns) == 18 and not report(outcome, {}, other)["errors"]
+    assert any("asked again, since nobody was there" in note for note in outcome.notes)
 
 
 def test_prompts_are_primed_once_before_a_repeats_ways(tmp_path: Path) -> None:

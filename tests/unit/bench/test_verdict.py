@@ -309,6 +309,8 @@ def test_where_cells_are_undecided_all_of_them_together_decide() -> None:
     told = verdict.summary(cells, {"cells": 6, "ways": {FIXED: fixed, AUTO: auto}})
     assert told["headline"] == "Over all cases together no difference was found." and told["word"] == NEUTRAL
     assert told["advised"]["enable_adaptive_verification"] and "undecided in 5" in told["sentences"][0]
+    unsure = verdict.summary(cells, {"cells": 6, "ways": {AUTO: {"mean": 1.1, "low": 0.5, "high": 2.2, "word": NEUTRAL, "decided": False}}})
+    assert unsure["headline"] == "Over all cases together it is too uncertain to say."
     dear = verdict.summary(cells, {"cells": 6, "ways": {FIXED: fixed}})
     assert dear["word"] == COSTS and dear["advised"]["disable_spec_decode"]
 
