@@ -63,7 +63,7 @@ class SessionChooser:
             self._tell(str(error))
             return Silence.BROKEN
         except Exception:  # whatever one session's parameters provoke is not its neighbours' trouble
-            log.exception("session %s: no proposal", self._command.session_id)
+            log.exception("a session gets no proposal", extra=self._about())
             return Silence.BROKEN
         return draft
 
@@ -107,8 +107,11 @@ class SessionChooser:
     def _tell(self, why: str) -> None:
         """One line for a session; its rows would repeat it."""
         if not self._told:
-            log.warning("session %s: no proposal: %s", self._command.session_id, why)
+            log.warning("a session gets no proposal: %s", why, extra=self._about())
         self._told = True
+
+    def _about(self) -> dict[str, str]:
+        return {"session": self._command.session_id, "traceparent": self._command.traceparent}
 
 
 def chooser_factory(

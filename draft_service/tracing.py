@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from draft_service.plan import DraftPlan, PlanOutcome
 from specdec.runtime.session_spans import SessionSpans
-from specdec.terms import CloseDraft, Commit, DraftCommand, DraftEvent, Open, Proposal
+from specdec.terms import CloseDraft, Commit, DraftCommand, DraftEvent, Open, Proposal, Refused
 
 
 class Tracing:
@@ -29,8 +29,8 @@ class Tracing:
         for event in events:
             if isinstance(event, Proposal):
                 self._spans.event(event.session_id, "proposal", tokens=len(event.tokens), prefix_length=event.prefix_length)
-            else:
-                self._spans.event(event.session_id, type(event).__name__.lower())
+            elif event.epoch:  # the session is no longer here; 0: it was not known
+                self._spans.close(event.session_id, "refused" if isinstance(event, Refused) else "resync", event.epoch)
 
     def stepped(self, plan: DraftPlan, outcome: PlanOutcome, seconds: float, sessions: Iterable[str]) -> None:
         """All forward passes of a plan are one span, since they have the same rows. `sessions` is read only where the span is made."""

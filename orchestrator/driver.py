@@ -189,7 +189,7 @@ class Driver:
             if event is None and (elder := live.generation.request.fork_session_id) and elder not in self._live:
                 self.feed(session_id, ev.PrefixReady(""))  # it went while both waited for admission
         except Exception as error:
-            log.exception("a generation failed", extra={"session_id": session_id, "traceparent": live.generation.request.traceparent})
+            log.exception("a generation failed", extra={"session": session_id, "traceparent": live.generation.request.traceparent})
             live.undelivered.end(error if isinstance(error, SpecdecError) else InternalFault(f"{type(error).__name__}: {error}"))
             with contextlib.suppress(Exception):
                 self._carry_out(session_id, live, live.generation.handle(ev.Cancelled()))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -108,10 +108,10 @@ class Executor:
         except InvalidRequest as error:
             return RowFault(INVALID_ARGUMENT, str(error))
         except NonFinite as error:
-            log.error("session fails alone: %s", error, extra={"resident": row.resident})
+            log.error("session fails alone: %s", error, extra=_about(row))
             return RowFault(INTERNAL, str(error))
         except Exception as error:  # sampling touches this session's state only
-            log.exception("session fails alone", extra={"resident": row.resident})
+            log.exception("session fails alone", extra=_about(row))
             return RowFault(INTERNAL, f"{type(error).__name__}: {error}")
 
     def _prompt_logprobs(self, row: Row, prompt: PromptScore, logits: torch.Tensor) -> tuple[TokenLogprobs, ...]:
@@ -143,6 +143,11 @@ class Executor:
             forced,
             prompt_logprobs,
         )
+
+
+def _about(row: Row) -> dict[str, Any]:
+    """Whose line it is. A piece of a prefill does not know."""
+    return {"resident": row.resident} | ({} if row.score is None else {"traceparent": row.score.begin.traceparent})
 
 
 def _forced(sampler: Sampler, output: Sequence[int]) -> tuple[int, ...]:

@@ -119,7 +119,7 @@ class EngineLoop:
         except Unsupported as error:
             outcome = Failed(UNIMPLEMENTED, str(error), drop=True)
         except Exception as error:
-            log.exception("a grammar cannot be compiled", extra={"session": order.key})
+            log.exception("a grammar cannot be compiled", extra={"session": order.key[1], "traceparent": order.traceparent})
             outcome = Failed(INTERNAL, f"{type(error).__name__}: {error}", drop=True)
         self.verifier.compiled(order, outcome)
         self._hand_out()

@@ -147,6 +147,7 @@ class Compile:
     epoch: int
     grammar: Grammar
     output: tuple[int, ...] = ()
+    traceparent: str = ""
 
 
 def kv_length_after(committed: int, num_accepted: int, num_tokens: int) -> int:

@@ -90,6 +90,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             beat = None
             if now() >= beat_at:
                 beat, beat_at = self._loop.beat(), now() + BEAT_S
+            if self._tracing is not None:
+                self._tracing.told(batch.answers)
             await context.write(_message(batch, beat))
 
 

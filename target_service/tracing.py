@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from specdec import status
 from specdec.runtime.session_spans import SessionSpans
-from specdec.terms import Answer, Close, Result, Step, VerifyItem
+from specdec.terms import Answer, Close, Failed, Result, Step, VerifyItem
 
 
 class Tracing:
@@ -38,6 +39,14 @@ class Tracing:
                     rows=rows,
                 )
         self._spans.step("engine step", (a.session_id for a in answers), engine_us / 1e6, rows=rows, sessions=len(answers))
+
+    def told(self, answers: Iterable[Answer]) -> None:
+        """What leaves for an orchestrator. A failure's own words stay out of the span: they may quote the request."""
+        if not len(self._spans):
+            return
+        for answer in answers:
+            if isinstance(failed := answer.outcome, Failed) and failed.drop:
+                self._spans.close(answer.session_id, "failed", answer.epoch, status.CODES[failed.code].name)
 
     def gone(self, stream: int) -> None:
         self._spans.gone(stream)

@@ -189,7 +189,7 @@ class Verifier:
         self._sessions[key] = session
         if begin.sampling.grammar is not None:
             session.compiling = True
-            self._grammars.append(Compile(key, step.epoch, begin.sampling.grammar, committed[begin.prompt_length :]))
+            self._grammars.append(Compile(key, step.epoch, begin.sampling.grammar, committed[begin.prompt_length :], begin.traceparent))
         self._rounds.enqueue(session, step, now_ms, now_ms)
 
     def compiled(self, order: Compile, outcome: Constraint | Failed) -> None:

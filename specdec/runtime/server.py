@@ -58,6 +58,12 @@ FLUSH_S = 1.0  # for calls to end after `drain` says that the work is done, or `
 ORPHAN_S = 1.0  # a process without a parent drains for nobody
 CLOSE_S = 3.0  # for `close`, after the streams ended
 log = logging.getLogger(__name__)
+_CHANGES = {
+    (LIVENESS, False): (logging.ERROR, "not alive: the work hangs; whoever watches liveness restarts this process"),
+    (LIVENESS, True): (logging.INFO, "alive again"),
+    (READINESS, False): (logging.WARNING, "not ready: nobody is there to do the work"),
+    (READINESS, True): (logging.INFO, "ready"),
+}
 
 S = TypeVar("S", bound=CommonSettings)
 
@@ -307,8 +313,8 @@ class _Host(Generic[S]):
         while True:
             await asyncio.sleep(ALIVE_POLL_S)
             try:
-                self.health.set(LIVENESS, service.alive())
-                self.health.set(READINESS, not self.runtime.stopping.is_set() and service.ready())
+                self._note(LIVENESS, service.alive())
+                self._note(READINESS, not self.runtime.stopping.is_set() and service.ready())
             except EngineFault as error:
                 self.health.set(LIVENESS, False)
                 self.runtime.fail(str(error))
@@ -317,10 +323,18 @@ class _Host(Generic[S]):
                 log.exception("the check for being alive failed")
                 self.health.set(LIVENESS, False)
 
+    def _note(self, name: str, serving: bool) -> None:
+        """A change that the end of the process does not explain is a line."""
+        if self.health.serving(name) != serving and not self.runtime.stopping.is_set():
+            level, words = _CHANGES[name, serving]
+            log.log(level, words)
+        self.health.set(name, serving)
+
     def _say_ready(self, port: int, health_port: int) -> None:
         host, metrics_port = self.settings.host, self.runtime.telemetry.metrics_port
         line = f"ready role={self.role} host={host} port={port} metrics_port={metrics_port} pid={os.getpid()} health_port={health_port}"
         print(line, flush=True)
+        log.info("takes calls", extra={"host": host, "port": port, "metrics_port": metrics_port, "health_port": health_port})
 
     def _failed(self, reason: str) -> int:
         print(f"{self.role}: {reason}", file=sys.stderr, flush=True)

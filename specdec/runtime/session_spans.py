@@ -74,11 +74,13 @@ class SessionSpans:
         if held is not None and held.sample.take():
             held.span.event(name, number=held.sample.seen, **attributes)
 
-    def close(self, session_id: str, end: str = "closed") -> None:
-        held = self._held.pop(session_id, None) if self._held else None
-        if held is not None:
+    def close(self, session_id: str, end: str = "closed", epoch: int = 0, error: str = "") -> None:
+        """`epoch`: only if it is that one; 0 = any. `error`: its class, where the session failed."""
+        held = self._held.get(session_id) if self._held else None
+        if held is not None and epoch in (0, held.epoch):
+            del self._held[session_id]
             held.span.set(rounds=held.sample.seen, rounds_told=held.sample.taken, end=end)
-            held.span.end()
+            held.span.end(error or None)
 
     def gone(self, stream: int) -> None:
         """A stream ended, and with it what it held as far as it is told here."""

@@ -23,9 +23,11 @@ from typing import Any, cast
 from wsgiref.simple_server import WSGIServer
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, SamplingResult, TraceIdRatioBased
+from opentelemetry.util.types import Attributes
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
 from specdec.errors import InvalidRequest, Unsupported
@@ -66,14 +68,14 @@ class Span:
         if self._span is not None:
             self._span.set_attributes(attributes)
 
-    def end(self, error: BaseException | None = None) -> None:
+    def end(self, error: BaseException | str | None = None) -> None:
         """Safe from any task: nothing is attached to a context, so nothing can be detached in the wrong one. A refusal's own words stay
-        out of the span: they may quote the request."""
+        out of the span: they may quote the request. A str is the error's class alone."""
         if self._span is not None:
             if error is not None:
-                quotes = isinstance(error, InvalidRequest | Unsupported)
-                self._span.set_status(trace.StatusCode.ERROR, None if quotes else str(error)[:MAX_ERROR_CHARS])
-                self._span.set_attribute("error.type", type(error).__name__)
+                silent = isinstance(error, InvalidRequest | Unsupported | str)
+                self._span.set_status(trace.StatusCode.ERROR, None if silent else str(error)[:MAX_ERROR_CHARS])
+                self._span.set_attribute("error.type", error if isinstance(error, str) else type(error).__name__)
             self._span.end()
 
 
@@ -110,7 +112,7 @@ class Telemetry:
         self._outbound: Outbound | None = None
         if otlp_endpoint:
             limits = SpanLimits(max_events=MAX_EVENTS, max_links=MAX_LINKS, max_attribute_length=MAX_ATTRIBUTE_CHARS)
-            sampler = ParentBased(TraceIdRatioBased(sample_ratio))
+            sampler = ParentBased(_Linked(sample_ratio))
             self._tracers = TracerProvider(sampler, resource, shutdown_on_exit=False, span_limits=limits)
             dropped, exported = self.counter("specdec.telemetry.spans_dropped"), self.counter("specdec.telemetry.spans_exported")
             self._outbound = Outbound(otlp_endpoint, lambda reason, spans: dropped.add(spans, reason=reason), exported.add)
@@ -213,6 +215,24 @@ class _Shown:
 
     def collect(self) -> Iterator[Family]:
         return shown(self._registry.collect())
+
+
+class _Linked(TraceIdRatioBased):
+    """Of a trace that begins here: the ratio, and whatever is linked to a trace that is recorded."""
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: trace.SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[trace.Link] | None = None,
+        trace_state: trace.TraceState | None = None,
+    ) -> SamplingResult:
+        if any(link.context.trace_flags.sampled for link in links or ()):
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes, trace_state)
+        return super().should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
 
 class _Ended(SpanProcessor):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +83,9 @@ async def test_f144_f146_f170_health_of_its_own_port() -> None:
         assert await asyncio.gather(*changes) == want + want, "watchers do not hold up the end"
     code, _, errors = await asyncio.to_thread(process.end)
     assert code == 0 and "BlockingIOError" not in errors, errors  # F147
+    messages = Counter(json.loads(line)["message"].partition(":")[0] for line in errors.splitlines() if line.startswith("{"))
+    told = {words: messages[words] for words in ("takes calls", "not alive", "alive again", "not ready", "ready", "stopping")}
+    assert told == {"takes calls": 1, "not alive": 1, "alive again": 1, "not ready": 1, "ready": 0, "stopping": 1}, "each change is a line"
 
 
 async def test_f146_too_many_watchers_are_refused_and_check_answers() -> None:

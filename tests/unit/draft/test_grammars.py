@@ -243,7 +243,7 @@ def test_the_only_legal_id_is_proposed_though_the_head_lacks_it() -> None:
 def test_a_grammar_that_does_not_compile_costs_its_session_alone(caplog: pytest.LogCaptureFixture) -> None:
     rig = GrammarRig(Grammar(GrammarForm.REGEX, "a("))
     with caplog.at_level(logging.INFO, "draft"):
-        rig.open("bad")
+        rig.open("bad", traceparent="its trace")
         rig.grammar = REGEX
         rig.open("good")
         for _ in range(4):
@@ -256,6 +256,7 @@ def test_a_grammar_that_does_not_compile_costs_its_session_alone(caplog: pytest.
     assert proposals(rig.events, "bad") == [] and len(rig.told("good")) >= 9
     (line,) = caplog.records
     assert "sampling.grammar.regex: " in line.getMessage() and line.exc_info is None
+    assert (line.__dict__["session"], line.__dict__["traceparent"]) == ("bad", "its trace")
 
 
 def test_a_language_that_outgrows_the_limits_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

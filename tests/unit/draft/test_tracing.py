@@ -15,7 +15,7 @@ from draft_service.tracing import Tracing
 from specdec.hashing import prefix_hash
 from specdec.runtime.session_spans import SessionSpans
 from specdec.runtime.telemetry import Telemetry
-from specdec.terms import Sent
+from specdec.terms import Refused, Resync, Sent
 from tests.collector import Collector, collector
 from tests.unit.draft.rig import Rig
 from tests.unit.draft.test_limits import GOOD
@@ -93,6 +93,18 @@ def test_steps_are_told_ten_times_a_second_at_most_and_a_failed_one_says_so(kept
     draft.close()
     first, failed = kept.named("engine step")
     assert "error.type" not in first["attributes"] and failed["attributes"]["error.type"] == "EngineFault"
+
+
+def test_a_session_that_is_no_longer_here_has_ended(kept: Collector) -> None:
+    """A word about an older placement ends nothing of the newer one."""
+    draft = Traced(kept.url, sessions=3, traced=3)
+    draft.tracing.told([Refused("s0", 1, "secret", 0), Resync("s1", 1, 3), Resync("s2", 0, 0), Resync("nobody", 0, 0)])
+    draft.tracing.obeyed(1, replace(GOOD, session_id="s1", epoch=2, traceparent=header(2)))
+    draft.tracing.told([Refused("s1", 1, "secret", 0)])
+    draft.close()
+    ends = {(span["attributes"]["session"], int(span["attributes"]["epoch"])): span["attributes"]["end"] for span in kept.named("draft")}
+    assert ends == {("s0", 1): "refused", ("s1", 1): "resync", ("s1", 2): "process ended", ("s2", 1): "process ended"}
+    assert "secret" not in str(kept.spans)
 
 
 def test_nobody_looks_for_sessions_where_no_trace_is_recorded(kept: Collector, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,10 @@ def test_sessions_and_the_steps_that_serve_them(kept: Collector) -> None:
     spans.step("engine step", ["a", "b", "nobody"], 0.5, rows=3)
     spans.step("engine step", ["a", "b"], 0.5, rows=3)  # too soon after the other one
     spans.open("a", 2, stream=1, traceparent=header(1))
+    spans.close("a", "failed", epoch=1, error="INTERNAL")  # late: of the epoch before
     spans.close("a")
+    spans.open("c", 4, stream=1, traceparent=header(4))
+    spans.close("c", "failed", epoch=4, error="INTERNAL")
     spans.gone(1)
     spans.close("nobody")
     assert len(spans) == 0
@@ -117,12 +120,31 @@ def test_sessions_and_the_steps_that_serve_them(kept: Collector) -> None:
         ("a", 1): "replaced",
         ("a", 2): "closed",
         ("b", 1): "stream ended",
+        ("c", 4): "failed",
     }
+    failed = verify["c", 4]
+    assert failed["status"] == {"code": 2, "message": ""} and failed["attributes"]["error.type"] == "INTERNAL"
+    assert verify["a", 2]["status"]["code"] == 0
     eldest = verify["a", 1]
     assert int(eldest["attributes"]["rounds"]) == 200 and FIRST < len(eldest["events"]) <= MOST
     (step,) = kept.named("engine step")
     assert [link["spanId"] for link in step["links"]] == [verify["a", 1]["spanId"], verify["b", 1]["spanId"]]
     assert 0.4e9 < int(step["endTimeUnixNano"]) - int(step["startTimeUnixNano"]) < 2e9
+
+
+def test_a_step_of_a_recorded_session_is_recorded(kept: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trace begins here, where none is to begin by itself; what it serves was the callers' choice. Links are bounded."""
+    monkeypatch.setattr(session_spans, "MAX_LINKS", 3)
+    telemetry = Telemetry("target", otlp_endpoint=kept.url, sample_ratio=0.0)
+    spans = SessionSpans(telemetry, "verify")
+    for i in range(5):
+        spans.open(str(i), 1, 1, header(i + 1))
+    spans.step("engine step", map(str, range(5)), 0.1)
+    telemetry.span("of its own").end()
+    telemetry.span("linked to what nobody records", links=[header(9, sampled=False)]).end()
+    telemetry.close()
+    (step,) = kept.spans
+    assert step["name"] == "engine step" and [link["traceId"] for link in step["links"]] == [f"{i + 1:032x}" for i in range(3)]
 
 
 def test_open_spans_are_bounded_and_end_with_the_process(kept: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
