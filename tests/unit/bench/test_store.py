@@ -163,15 +163,15 @@ def test_answers_that_fail_are_counted_and_a_service_that_is_gone_ends_it(tmp_pa
         away = 4  # answers: both of a turn, twice
 
         async def generate(self, *a: Any, **k: Any) -> Any:  # type: ignore[override]
-            if len(self.asked) > 20 and self.away:
+            if len(self.asked) >= 20 and self.away:
                 self.away -= 1
                 raise Unavailable("the orchestrator is shutting down")
             async for event in super().generate(*a, **k):
                 yield event
 
     monkeypatch.setattr(experiment, "AWAY_S", 60.0)
-    outcome = measured(Restarted(), other)
-    assert outcome.complete and len(other.turns) == 18 and not report(outcome, {}, other)["errors"]
+    outcome = measured(Restarted(), (back := Store(tmp_path / "back", PLAN)))
+    assert outcome.complete and len(back.turns) == 18 and not report(outcome, {}, back)["errors"]
     assert any("asked again, since nobody was there" in note for note in outcome.notes)
 
 

@@ -128,7 +128,7 @@ def finished(request: Any, sampling: Any, index: int) -> Any:
         speculative=generation_pb2.SpeculativeStats(
             mean_acceptance_length=2.5, acceptance_histogram=[0, 1], num_draft_tokens=k, hit_rate=0.5, num_spec_steps=1
         ),
-        settings=generation_pb2.EffectiveSettings(sampling=wire.sampling_to_wire(sampling), num_speculative_tokens=k),
+        settings=generation_pb2.EffectiveSettings(sampling=wire.sampling_to_wire(sampling), num_speculative_tokens=k, batch_invariant=True),
     )
     return generation_pb2.GenerateResponse(index=index, finished=message)
 
