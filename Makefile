@@ -8,9 +8,12 @@ BIN := .venv/bin
 SOURCES := specdec draft_service target_service orchestrator tools
 
 # Many small matrices: more threads than one only wait for each other, and the tests run several processes.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Nor is what pytest and the services compile of their sources thrown away, where a shell wants that of everything.
+TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # For tests that measure nothing: two at a time, the longer queue helps the shorter one.
 PARALLEL := -n 2 --dist worksteal
+# Also for those that start processes; what shares them runs on one worker.
+GROUPED := -n 2 --dist loadgroup
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,11 +30,13 @@ demo: setup ## the three services on this machine, with and without speculation
 
 test: setup ## every test but the long ones, under 15 minutes
 	@$(TEST) $(PARALLEL) -m "(unit or chart) and not long"
-	@$(TEST) -m "not (unit or chart or long)"
+	@$(TEST) $(GROUPED) -m "not (unit or chart or alone or long)"
+	@$(TEST) -m "alone and not long"
 
 test-all: setup ## every test
 	@$(TEST) $(PARALLEL) -m "unit or chart"
-	@$(TEST) -m "not (unit or chart)"
+	@$(TEST) $(GROUPED) -m "not (unit or chart or alone)"
+	@$(TEST) -m "alone"
 
 MINUTES ?= 20
 soak: setup ## everything that can go wrong, for MINUTES=20: kills, cut wires, crowds, slow readers; nothing may be left

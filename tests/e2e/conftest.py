@@ -23,6 +23,14 @@ def questioned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
+@pytest.fixture(scope="package")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The same with a window for answers that last a while. Tests stop only orchestrators that they add."""
+    model = save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0)
+    with running(model, model, target=FLOAT64, draft=FLOAT64) as stack:
+        yield stack
+
+
 @pytest.fixture(scope="module")
 def client(questioned: Stack) -> Iterator[RawClient]:
     with RawClient(questioned.endpoint) as client:

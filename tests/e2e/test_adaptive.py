@@ -5,8 +5,9 @@ and at many, with drafts that are always and hardly ever right, while sessions c
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +36,24 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-def whimsical(stack: Stack, draft: int) -> Process:
-    settings = {"TOKENIZER": str(stack.target_model), "TARGETS": stack.targets[0].endpoint, "DRAFTS": stack.drafts[draft].endpoint}
-    settings["AHEAD"] = "false"  # so that rounds wait for the draft, which here is no faster than the target
-    stack.orchestrators.append(wait_ready(start("orchestrator", "tests.e2e.whimsical", settings, stack.folder)))
-    return stack.orchestrators[-1]
+@pytest.fixture(scope="module")
+def references(stack: Stack) -> dict[float, list[Completion]]:
+    """By temperature, without speculation."""
+    return {temperature: answers(stack.endpoint, questions(24, temperature, disable_spec_decode=True)) for temperature in (0.0, 1.0)}
+
+
+@pytest.fixture(scope="module")
+def whimsical(stack: Stack) -> Callable[[int], Process]:
+    """An orchestrator of whims with that draft."""
+
+    @functools.cache
+    def with_draft(draft: int) -> Process:
+        settings = {"TOKENIZER": str(stack.target_model), "TARGETS": stack.targets[0].endpoint, "DRAFTS": stack.drafts[draft].endpoint}
+        settings["AHEAD"] = "false"  # so that rounds wait for the draft, which here is no faster than the target
+        stack.orchestrators.append(wait_ready(start("orchestrator", "tests.e2e.whimsical", settings, stack.folder)))
+        return stack.orchestrators[-1]
+
+    return with_draft
 
 
 def questions(count: int, temperature: float, **options: object) -> list[Ask]:
@@ -65,14 +79,15 @@ def test_F85_F115_F123_F125_on_equals_off(stack: Stack, kind: int, at_once: int)
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["own", "random"])
-def test_F126_any_lengths_and_rests_leave_the_text_alone(stack: Stack, kind: int) -> None:
+def test_F126_any_lengths_and_rests_leave_the_text_alone(
+    stack: Stack, whimsical: Callable[[int], Process], references: dict[float, list[Completion]], kind: int
+) -> None:
     """Drafts that are sent to rest and woken at any commit agree with the committed tokens afterwards: with the target's own weights all
     that they propose is right."""
-    whims = whimsical(stack, kind)
+    whims = whimsical(kind)
     for temperature in (0.0, 1.0):
-        want = answers(stack.endpoint, questions(24, temperature, disable_spec_decode=True))
         got = answers(whims.endpoint, questions(24, temperature))
-        for one, wanted in zip(got, want, strict=True):
+        for one, wanted in zip(got, references[temperature], strict=True):
             same(one, wanted)
         stats = [one.finished.speculative for one in got]
         verified, accepted = sum(s.num_draft_tokens for s in stats), sum(s.num_accepted_draft_tokens for s in stats)
@@ -135,12 +150,12 @@ def test_a_draft_that_dies_and_comes_back_while_sessions_rest_and_try(stack: Sta
     assert stack.defects() == []
 
 
-def test_standard_with_lengths_of_any_kind_keeps_the_distribution(stack: Stack) -> None:
+def test_standard_with_lengths_of_any_kind_keeps_the_distribution(whimsical: Callable[[int], Process]) -> None:
     """The joint of the answer's tokens against the exact one. What the real pace chooses is in tests/unit/statistics/test_adaptive.py."""
     sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=LENGTH, allowed_token_ids=IDS, ignore_eos=True)
     options = {"rejection_method": RejectionMethod.STANDARD}
     asked = [Ask(PROMPT, sampling, {"seed": 10**6 + i, **options}) for i in range(600)]
-    got = answers(whimsical(stack, 1).endpoint, asked, at_once=32)
+    got = answers(whimsical(1).endpoint, asked, at_once=32)
     stats = [answer.finished.speculative for answer in got]
     verified, accepted = sum(s.num_draft_tokens for s in stats), sum(s.num_accepted_draft_tokens for s in stats)
     assert verified > 100 and 0 < accepted < verified

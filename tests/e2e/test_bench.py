@@ -42,6 +42,7 @@ def _as_services(stack: Stack) -> Any:
     return SimpleNamespace(running=everyone, of=lambda role: next(p for p in everyone if p.role == role), orchestrator=everyone[-1])
 
 
+@pytest.mark.alone
 def test_a_round_by_phase(questioned: Stack) -> None:
     """Every phase is told by a service, and together they are the round that the client sees."""
     experiment = Experiment(PROMPTS, ways=(NONE, FIXED), temperatures=(0.0,), sampling=SamplingParams(max_tokens=48))

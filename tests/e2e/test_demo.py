@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.pair, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.pair, pytest.mark.alone, pytest.mark.timeout(180)]
 
 
 def test_demo_shows_who_decided_and_prints_the_table() -> None:

@@ -71,7 +71,7 @@ def test_F01_two_hundred_prompts_in_float64(clients: dict[str, RawClient]) -> No
                 same(mine, reference)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def rounding(request: pytest.FixtureRequest, drafts: EveryDraft) -> Iterator[tuple[str, RawClient]]:
     """A target and a self-draft in a format that rounds."""
     model, dtype = drafts.stack.target_model, {"DTYPE": request.param}

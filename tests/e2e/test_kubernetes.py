@@ -22,7 +22,6 @@ SLOW, FAST = "step-ms=25,row_ms=0", "step-ms=1,row_ms=0"
 LONG = SamplingParams(temperature=1.0, max_tokens=800, ignore_eos=True)  # 20 s where it is slow
 SHORT = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True)
 PROMPT = [20, 30, 40]
-WAITS_S = 1.0  # far longer than a short answer takes
 
 
 class Endpoints:
@@ -85,10 +84,10 @@ async def test_F160_endpoints_that_come_end_and_go_under_an_answer(served: tuple
             if ids:
                 break
         endpoints.put(one, terminating=True)
-        async with asyncio.timeout(15):
-            while (await asyncio.wait([waits := short()], timeout=WAITS_S))[0]:
-                pass  # it was placed before the orchestrator knew
-        assert held(one) == 1, "who runs stays; who comes waits rather for another"
+        await until(lambda: endpoints.up() == {"up": 0, "leaving": 1, "down": 0})
+        waits = short()
+        await until(lambda: stack.orchestrators[0].metrics()['specdec_scaling_waiting{pool="target",pool_name="large"}'] == 1)
+        assert held(one) == 1 and not waits.done(), "who runs stays; who comes waits rather for another"
         endpoints.put(two)
         (answer,) = await waits
         endpoints.delete(one)

@@ -9,7 +9,7 @@ from specdec.terms import SamplingParams
 from tests.e2e.ask import Ask, answers, same
 from tests.e2e.stack import Stack
 
-pytestmark = [pytest.mark.pair, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.pair, pytest.mark.alone, pytest.mark.timeout(300)]
 NUM_TOKENS = 40
 SHORT = (
     "Write a Python function that reverses a list.",

@@ -14,7 +14,7 @@ from tests.e2e.raw import RawClient
 from tests.e2e.seen import Seen, ask_all, seen, without_settings
 from tests.e2e.stack import Stack
 
-pytestmark = [pytest.mark.pair, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.pair, pytest.mark.alone, pytest.mark.timeout(300)]
 QUESTION = pb.Messages(messages=[pb.Message(role="user", content="Tell me a short story about a lighthouse.")])
 BASE: Fields = {"messages": QUESTION, "seed": 11, "temperature": 1.0, "max_tokens": 20, "ignore_eos": True, "logprobs": 3}
 OFF: Fields = {"disable_spec_decode": True}

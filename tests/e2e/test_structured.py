@@ -148,6 +148,7 @@ def test_the_checker_refuses() -> None:
     assert not _valid({"ok": 1, "at": {"x": 1}}, MIXED, MIXED) and not _valid({"ok": True, "at": {"x": 1}, "why": "rain"}, MIXED, MIXED)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 def test_json_of_the_real_pair(pair: Stack, count: int) -> None:
     """Every answer ends by itself, parses, is of its schema, and is the one without speculation."""

@@ -18,7 +18,7 @@ from tests.e2e.stack import Process
 from tests.tiny import tiny_llama
 
 pytestmark = [pytest.mark.pair, pytest.mark.timeout(240)]
-BLOCK_LENGTHS = (1, 2, 4, 8)
+BLOCK_LENGTHS = (1, pytest.param(2, marks=pytest.mark.long), 4, 8)
 TEMPERATURES = (0.0, 1.0)
 NUM_PROMPTS, NUM_TOKENS = 10, 32
 

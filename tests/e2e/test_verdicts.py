@@ -23,7 +23,7 @@ from specdec.client import Client
 from specdec.simulation import Simulation
 from specdec.terms import SamplingParams
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.alone]
 K, TOKENS, REPEATS, MARGIN = 3, 9, 3, 0.15
 # A draft that is nearly always right, and rows that cost nothing; one that is hardly ever right, with rows that cost nothing, and with rows
 # that cost far more than a step.

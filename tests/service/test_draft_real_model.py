@@ -16,7 +16,7 @@ from specdec.runtime.channels import open_channel
 from tests.service.draft_client import Process, Stream, commit_of, naive, open_of, sent_of
 from tests.tools import require_model
 
-pytestmark = [pytest.mark.pair, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.pair, pytest.mark.alone, pytest.mark.timeout(120)]
 ROUNDS = 6
 
 

@@ -31,7 +31,8 @@ from specdec.terms import (
 )
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 from specdec.vocabulary import vocabulary
-from tests.service.draft_client import PROMPT, Process, Stream, commit_of, naive, open_of, sent_of
+from tests import scraped
+from tests.service.draft_client import ANSWER_S, PROMPT, Process, Stream, commit_of, naive, open_of, sent_of
 from tests.tiny import save_tiny, tiny_tokenizer
 from tests.unit.runtime.shell import SERVING, health
 
@@ -303,18 +304,15 @@ async def test_f170_a_hung_engine_shows_in_liveness_and_cannot_keep_the_process(
 async def test_metrics_are_served(process: Process, stream: Stream) -> None:
     await stream.send(open_of())
     await stream.proposed(3)
-    await asyncio.sleep(0.6)
-    reader, writer = await asyncio.open_connection(process.ready["host"], int(process.ready["metrics_port"]))
-    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-    text = (await reader.read()).decode()
-    writer.close()
-    await writer.wait_closed()
-    for name in (
+    names = {
         "specdec_draft_proposed_tokens",
         "specdec_draft_wasted_tokens",
         "specdec_batch_size",
         "specdec_sessions",
         "specdec_kv_cache_utilization",
         "specdec_memory_bytes",
-    ):
-        assert name in text, name
+    }
+    async with asyncio.timeout(ANSWER_S):
+        while names:
+            text = await asyncio.to_thread(scraped.page, int(process.ready["metrics_port"]), process.ready["host"])
+            names = {name for name in names if name not in text}

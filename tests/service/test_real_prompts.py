@@ -17,7 +17,7 @@ from tests import scraped
 from tests.service.target_client import Stream
 from tests.service.target_process import GREEDY, Talk, TargetProcess
 
-pytestmark = [pytest.mark.pair, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.pair, pytest.mark.alone, pytest.mark.timeout(120)]
 MODEL = Path(__file__).parents[2] / "models" / "smollm2-135m"
 ROWS = 512  # of a step: a prompt of so many tokens would fit into one
 

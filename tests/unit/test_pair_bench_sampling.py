@@ -12,7 +12,7 @@ from specdec.cli.main import main
 from specdec.cli.system import TARGET_MODEL
 from specdec.terms import DraftMethod, SamplingParams
 
-pytestmark = pytest.mark.pair
+pytestmark = [pytest.mark.pair, pytest.mark.alone]
 NO_SAMPLING = {"max_tokens", "stop_token_ids", "ignore_eos", "prompt_logprobs", "logprobs"}  # logprobs: columns of the report
 
 

@@ -16,7 +16,7 @@ from specdec.engine import Engine, EngineConfig, load_engine
 from tests.tools import MODELS
 from tests.unit.engine.play import Turn, played, text, whole
 
-pytestmark = pytest.mark.pair
+pytestmark = [pytest.mark.pair, pytest.mark.alone]
 TARGET, DRAFT = MODELS / "smollm2-135m", MODELS / "smollm2-draft"
 
 
