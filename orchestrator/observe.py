@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from orchestrator.tally import WANTED
 from orchestrator.tracing import UNTRACED, SessionTrace, session
 from specdec import terms
 from specdec.runtime.telemetry import Telemetry
+from specdec.status import rpc_labels
 
 if TYPE_CHECKING:
     from orchestrator.driver import Driver
@@ -66,7 +68,9 @@ class Observer:
     def later_round(self, told: ev.Observe, trace: SessionTrace) -> None:
         """The same for a round. Rounds that went alike are recorded in one piece."""
         self._alike[told] += 1
-        if trace is not UNTRACED or not self._unrecorded:
+        if trace is not UNTRACED:
+            self.later(trace.round, told, time.time_ns())
+        elif not self._unrecorded:
             self.later(trace.round, told)
 
     def flush(self) -> None:
@@ -146,7 +150,7 @@ class Observer:
 
     def called(self, method: str, seconds: float, code: str) -> None:
         """A call to a replica has ended."""
-        self._calls.record(seconds, {"rpc.system.name": "grpc", "rpc.method": method, "rpc.status_code": code})
+        self._calls.record(seconds, rpc_labels(method, code, served=False))
 
     def placed(self, pool: str, why: str) -> None:
         """A session was given a replica: the one that holds its request's prompt, its beginning, or the less busy one."""

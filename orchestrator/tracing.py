@@ -38,12 +38,14 @@ class SessionTrace:
         self._queue_ms, self._engine_ms = 1e3 * queue_s, 1e3 * engine_s
         self._wire_ms = None if wire_s is None else 1e3 * wire_s
 
-    def round(self, told: Observe) -> None:
+    def round(self, told: Observe, at_ns: int | None = None) -> None:
+        """`at_ns`: when it ended, Unix time; None = this moment."""
         if not self._span.recording or not self._sample.take():
             return
         wire = {} if self._wire_ms is None else {"wire_ms": round(self._wire_ms, 3)}
         self._span.event(
             "round",
+            at_ns,
             number=self._sample.seen,
             outcome=told.outcome,
             source=SOURCES.get(told.outcome, "none") if told.num_verified else "none",

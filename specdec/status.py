@@ -29,6 +29,8 @@ DEFAULT_RETRY_MS = 1000  # of an Overloaded without RetryInfo
 RESUMABLE, DOMAIN, OUTPUT_TOKENS = "RESUMABLE", "specdec.v1", "output_tokens"  # of the ErrorInfo that tells how much of an answer there is
 Unreadable = DecodeError  # what reading raises for bytes that are not the message they should be
 OTHER_METHOD = "_OTHER"  # the semantic conventions' word for a method that nobody knows
+# What is a server's own failure, by the semantic conventions for gRPC; to a caller everything but OK is a failure.
+SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 _COUNT = re.compile(r"[0-9]{1,10}")
 _DETAILS_KEY = "grpc-status-details-bin"
 
@@ -162,6 +164,12 @@ def _attach(status: status_pb2.Status, detail: Any) -> None:
     packed = any_pb2.Any()
     packed.Pack(detail)
     status.details.append(packed)
+
+
+def rpc_labels(method: str, code: str, *, served: bool) -> dict[str, str | int | bool]:
+    """Of a call's metric, by the semantic conventions. `code` = the status' name, `served`: here, not elsewhere for us."""
+    labels: dict[str, str | int | bool] = {"rpc.system.name": "grpc", "rpc.method": method, "rpc.status_code": code}
+    return labels | {"error.type": code} if (code in SERVER_FAULTS if served else code != "OK") else labels
 
 
 @functools.lru_cache(256)

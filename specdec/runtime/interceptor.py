@@ -146,7 +146,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             yield record
         finally:
             self.running -= 1
-            labels = {"rpc.system.name": "grpc", "rpc.method": status.method_label(about.method), "rpc.status_code": record.code}
+            labels = status.rpc_labels(status.method_label(about.method), record.code, served=True)
             self._duration.record(time.perf_counter() - started, labels)
 
     @contextlib.contextmanager

@@ -46,7 +46,7 @@ def _histogram(unit: str, description: str, buckets: tuple[float, ...], *labels:
 
 
 _GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name")
-_RPC = ("rpc.system.name", "rpc.method", "rpc.status_code")
+_RPC = ("rpc.system.name", "rpc.method", "rpc.status_code", "error.type")
 
 METRICS: dict[str, Metric] = {
     "specdec.requests.running": _gauge("{request}", "Generations in progress."),

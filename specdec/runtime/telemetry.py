@@ -60,9 +60,10 @@ class Span:
     def recording(self) -> bool:
         return self._span is not None
 
-    def event(self, name: str, **attributes: LabelValue | float) -> None:
+    def event(self, name: str, at_ns: int | None = None, /, **attributes: LabelValue | float) -> None:
+        """`at_ns`: Unix time of what happened earlier; None = this moment."""
         if self._span is not None:
-            self._span.add_event(name, attributes)
+            self._span.add_event(name, attributes, at_ns)
 
     def set(self, **attributes: LabelValue | float) -> None:
         if self._span is not None:

@@ -114,6 +114,22 @@ async def test_through_a_call(stopping: contextlib.AsyncExitStack) -> None:
             assert same(rebuilt, error) or len(str(error)) > 1000
 
 
+def test_a_failed_call_has_its_error_type() -> None:
+    """As the semantic conventions have it: a refusal is no failure of the server's, and a failure for whoever called."""
+    for code, served, failed in (
+        ("OK", True, False),
+        ("OK", False, False),
+        ("INVALID_ARGUMENT", True, False),
+        ("INVALID_ARGUMENT", False, True),
+        ("CANCELLED", True, False),
+        ("INTERNAL", True, True),
+        ("UNAVAILABLE", False, True),
+    ):
+        labels = {"rpc.system.name": "grpc", "rpc.method": "s/M", "rpc.status_code": code}
+        assert status.rpc_labels("s/M", code, served=served) == labels | ({"error.type": code} if failed else {}), (code, served)
+    assert {"OK", *status.SERVER_FAULTS} < {code.name for code in grpc.StatusCode}
+
+
 def test_a_call_that_a_server_under_a_surge_ended_may_be_made_again() -> None:
     error = status.error_of(grpc.StatusCode.CANCELLED, "CANCELLED")
     assert isinstance(error, errors.Unavailable) and "come back" in str(error)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from orchestrator.events import Observe
+from orchestrator.events import Admitted, Observe
 from orchestrator.observe import Observer
-from orchestrator.tracing import UNTRACED
+from orchestrator.output import GenerationStats
+from orchestrator.tracing import session
 from specdec.runtime.telemetry import Telemetry
+from specdec.terms import SamplingParams
+from tests.collector import attributes, collector
 
 
 class Counted:
@@ -19,7 +23,7 @@ class Counted:
     def rounds(self, rounds: Sequence[tuple[str, int, int, int]]) -> None:
         """(outcome, verified, accepted, decided) each."""
         for outcome, verified, accepted, decided in rounds:
-            self.observer.round(Observe(outcome, verified, accepted, decided), UNTRACED)
+            self.observer.round(Observe(outcome, verified, accepted, decided))
 
     def total(self, name: str, **labels: str) -> float:
         samples = self._telemetry.counter(name).read().samples
@@ -75,3 +79,26 @@ def test_every_outcome_is_there_before_the_first_round(counted: Counted) -> None
     """An increase from nothing is none to Prometheus."""
     seen = {sample.labels["outcome"] for sample in counted._telemetry.counter("specdec.lookahead.rounds").read().samples}
     assert seen == {"hit", "late", "forced", "ngram", "miss"}
+
+
+async def test_a_round_is_told_with_the_time_when_it_ended() -> None:
+    """It is recorded later, with others, and behind what is known of its times."""
+    with collector() as kept:
+        telemetry = Telemetry("orchestrator", otlp_endpoint=kept.url)
+        observer = Observer(telemetry)
+        answer = Admitted("s", (1,), 1, SamplingParams(), 1, 10, 3, 16, traceparent=f"00-{1:032x}-{1:016x}-01")
+        trace = session(telemetry, answer)
+        times = []
+        for number in range(2):
+            observer.later(trace.timed, 0.001, 0.002, 0.003 * number)
+            before = time.time_ns()
+            observer.later_round(Observe("hit", 3, 3, 4), trace)
+            times.append((before, time.time_ns()))
+        observer.later(trace.end, GenerationStats(), None)
+        observer.flush()
+        telemetry.close()
+    (span,) = kept.named("generation")
+    assert len(span["events"]) == 2
+    for event, (before, after), wire_ms in zip(span["events"], times, (0.0, 3.0), strict=True):
+        assert before <= int(event["timeUnixNano"]) <= after
+        assert attributes(event)["wire_ms"] == wire_ms

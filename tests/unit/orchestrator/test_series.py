@@ -11,7 +11,6 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.fronts.meters import Meters
 from orchestrator.observe import MAX_POSITIONS, Observer
-from orchestrator.tracing import UNTRACED
 from specdec import status
 from specdec.errors import InvalidRequest, Overloaded, SpecdecError, Unavailable
 from specdec.runtime.instruments import MAX_SERIES, OTHER, Counter, Histogram
@@ -57,15 +56,10 @@ class Anything:
             pass
         outcome = rng.choice(["hit", "late", "forced", "ngram", "miss", "no_draft", "prefill", "tail", "off"])
         verified = rng.choice([0, 1, 3, 500]) if outcome in ("hit", "late", "forced") else 0
-        self.observer.round(ev.Observe(outcome, verified, rng.randint(0, verified), verified + 1), UNTRACED)
+        self.observer.round(ev.Observe(outcome, verified, rng.randint(0, verified), verified + 1))
         self.observer.replaced(equal=rng.random() < 0.5, reason=rng.choice(["target_lost", "no_room", "draining"]))
-        code = rng.choice(["OK", "CANCELLED"])
-        labels = {
-            "rpc.system.name": "grpc",
-            "rpc.method": status.method_label(f"specdec.v1.{word(rng)}/{word(rng)}"),
-            "rpc.status_code": code,
-        }
-        self.calls.record(0.1, labels)
+        code = rng.choice(["OK", "CANCELLED", "INTERNAL"])
+        self.calls.record(0.1, status.rpc_labels(status.method_label(f"specdec.v1.{word(rng)}/{word(rng)}"), code, served=True))
 
 
 def test_f184_ten_thousand_sessions_make_no_more_series_than_the_first(telemetry: Telemetry) -> None:

@@ -59,8 +59,10 @@ async def test_a_write_that_fails_is_the_caller_hanging_up(caplog: pytest.LogCap
 
 async def test_a_write_that_fails_while_the_call_lives_is_answered() -> None:
     """Else its caller would wait for ever."""
-    context = Living()
+    context, telemetry = Living(), Telemetry("orchestrator")
     with pytest.raises(grpc.aio.AbortError):
-        async with CallInterceptor(Telemetry("orchestrator"))._around(context, About("m", "")):  # type: ignore[arg-type]
+        async with CallInterceptor(telemetry)._around(context, About("m", "")):  # type: ignore[arg-type]
             raise grpc.aio.InternalError("Failed grpc_call_start_batch")
     assert context.told == [grpc.StatusCode.INTERNAL]
+    labels = telemetry.histogram("rpc.server.call.duration").read().samples[0].labels
+    assert labels["rpc_status_code"] == labels["error_type"] == "INTERNAL"
