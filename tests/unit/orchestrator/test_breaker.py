@@ -186,7 +186,7 @@ async def test_F51_every_lie_costs_its_proposals_and_no_more(monkeypatch: pytest
         counts.clear()
         pools = Pools(monkeypatch, drafts=drafts, max_grace_ms=2)
         lie(pools.drafts[0], tell)
-        got = await asyncio.wait_for(asyncio.gather(*(fetch(pools.start(f"s{i}")) for i in range(12))), 5)
+        got = await asyncio.wait_for(asyncio.gather(*(fetch(pools.start(f"s{i}")) for i in range(12))), 20)
         assert got == [answer_of(prompt_of(f"s{i}"), 20) for i in range(12)]
         assert not counted or counts.get(counted)
         assert pools.driver.pools.drafts.ejection.closed("d0:1") == (name not in SHUT_OUT)
