@@ -100,6 +100,9 @@ async def test_f181_f183_one_trace_with_rounds_and_linked_batches(rig: Rig) -> N
         rounds = [{entry["key"]: entry["value"] for entry in e["attributes"]} for e in generation["events"] if e["name"] == "round"]
         assert len(rounds) == int(told["rounds_told"]) >= min(16, stats.num_rounds) and len(rounds) < stats.num_rounds
         assert all({"block", "accepted", "source", "queue_ms", "engine_ms", "outcome", "number"} <= set(event) for event in rounds)
+        assert "wire_ms" in rounds[0], "a round that was asked for was on the wire"
+        told_at = [int(e["timeUnixNano"]) for e in generation["events"] if e["name"] == "round"]
+        assert told_at == sorted(told_at) and told_at[-1] <= int(generation["endTimeUnixNano"])
         assert {e["name"] for e in spans["draft"]["events"]} >= {"commit", "proposal"}
         assert any(e["name"] == "round" for e in spans["verify"]["events"])
         assert 0 <= ended - int(request["endTimeUnixNano"]) < 5e9 and int(request["attributes"]["gen_ai.usage.output_tokens"]) == 200
