@@ -241,7 +241,7 @@ async def test_F74_F81_cancelled_requests_leave_nothing(scene: Scene, count: int
     await many_leave(scene, count)
     await nobody_left(scene)
     levels.read()
-    assert levels.grown(descriptors=8, memory_mb=24 + count / 400) == []
+    assert levels.grown(descriptors=8, memory_mb=16 if count > 1000 else 24) == []  # seen after 10,000: 2.4 MB and less
     await scene.check()
 
 
