@@ -112,43 +112,71 @@ def _prompt(session: Session, end: int) -> PromptScore | None:
 
 
 class Wave:
-    """After a step the first to return must not start a batch of its own: the others are a moment behind it, and sessions that once run in
-    turns would do so for ever. So whoever is back waits for the rest, at most a fraction of a step; and only as long as most sessions do
-    return within that time: where the wire is slower than that, waiting is lost and turns hide the wire behind the other's step.
+    """Whom the next step waits for. After a step the first to return must not start a batch of its own: the others are a moment behind it,
+    and sessions that once run in turns would do so for ever.
+
+    Theory. Sessions that go out with their results come back after a while, each in its usual time; others go on by themselves. Whoever is
+    not waited for takes part in every second step. So with j of m waited for, the slowest of them back after w ms, a step of `own` + j +
+    (m - j) / 2 sessions takes w and its own time; of all j, quickest first, that with the most sessions per ms is taken. Together they
+    share what a step costs once, whatever its rows: nearly all of a step of a GPU, where a long wire is worth waiting for, and little of
+    one of a CPU, where two waves in turn hide the wire of one behind the step of the other.
 
     A session that is alone is never delayed: nobody is missing when it is back.
     """
 
-    WEIGHT = 0.1
+    WEIGHT = 0.1  # of the newest return
+    SPREADS = 2.0  # how far from its usual time a session is waited for
+    MOST_STEPS = 4.0  # a return that took longer counts as this
 
     def __init__(self) -> None:
-        self._missing: set[Key] = set()
-        self._until_ms = 0.0
-        self.prompt_share = 1.0  # running share of the sessions that were back in time
+        self._left: dict[Key, float] = {}  # sessions that are away, and since when
+        self._usual: dict[Key, tuple[float, float]] = {}  # ms of a session's returns: mean, and mean distance from it; while it is here
+        self._waited: set[Key] = set()
+        self._until_ms = self._most_ms = 0.0
 
-    def begin(self, answered: Iterable[Key], until_ms: float) -> None:
-        """A step ended; these sessions are expected back."""
-        for _ in self._missing:
-            self._learn(False)
-        self._missing, self._until_ms = set(answered), until_ms
+    def begin(self, away: Iterable[Key], back: Iterable[Key], own: int, step_ms: float, once_ms: float, now_ms: float) -> None:
+        """A step ended that took `step_ms`, `once_ms` of it whatever its rows. `away` went out with its results, `back` wait with a Step,
+        `own` go on by themselves."""
+        self._most_ms = self.MOST_STEPS * step_ms
+        for key in away:
+            self._left[key] = now_ms
+        late = {key for key, left_ms in self._left.items() if now_ms >= left_ms + self._due_ms(key, once_ms)}
+        due = sorted((self._due_ms(key, once_ms), key) for key in {*self._left, *back} - late)
+        everybody, m = max(1, own + len(due)), len(due)
+        best, waited = 0.0, 0
+        for j in range(m + 1):
+            sessions = own + j + (m - j) / 2
+            took_ms = max(1e-6, (due[j - 1][0] if j else 0.0) + once_ms + (step_ms - once_ms) * sessions / everybody)
+            if sessions > best * took_ms:
+                best, waited = sessions / took_ms, j
+        chosen = [(due_ms, key) for due_ms, key in due[:waited] if key in self._left]
+        self._waited = {key for _, key in chosen}
+        self._until_ms = max((self._left[key] + due_ms for due_ms, key in chosen), default=0.0)
 
     def returned(self, key: Key, now_ms: float) -> None:
-        if key in self._missing:
-            self._missing.remove(key)
-            self._learn(now_ms <= self._until_ms)
+        left_ms = self._left.pop(key, None)
+        if left_ms is None:
+            return
+        self._waited.discard(key)
+        took_ms = min(now_ms - left_ms, self._most_ms)
+        mean, spread = self._usual.get(key, (took_ms, 0.0))
+        apart = abs(took_ms - mean)
+        self._usual[key] = mean + self.WEIGHT * (took_ms - mean), spread + self.WEIGHT * (apart - spread)
 
     def gone(self, key: Key) -> None:
         """It will not come."""
-        self._missing.discard(key)
+        self._left.pop(key, None)
+        self._usual.pop(key, None)
+        self._waited.discard(key)
 
     def hold_ms(self, queued: int, now_ms: float) -> float:
         """How much longer to wait before a step with the `queued` sessions."""
-        if not self._missing or not queued or self.prompt_share < 0.5:
-            return 0.0
-        return max(0.0, self._until_ms - now_ms)
+        return max(0.0, self._until_ms - now_ms) if queued and self._waited else 0.0
 
-    def _learn(self, prompt: bool) -> None:
-        self.prompt_share += self.WEIGHT * (float(prompt) - self.prompt_share)
+    def _due_ms(self, key: Key, once_ms: float) -> float:
+        """When a session is back for certain, ms after it left. One that never did gets half of what waiting may be worth."""
+        mean, spread = self._usual.get(key, (0.0, once_ms / 2 / self.SPREADS))
+        return mean + self.SPREADS * spread
 
 
 class StepCost:
@@ -187,6 +215,10 @@ class StepCost:
             if rows <= high:
                 return max(low_ms + slope * (rows - low), first_ms * self.LEAST)
         return high_ms + max(slope, high_ms / high / 2) * (rows - high)
+
+    def once_ms(self, rows: int) -> float | None:
+        """The part of a step of so many rows that two steps of half of them would take twice. None while steps of one size were seen."""
+        return max(0.0, 2 * self.at(max(1, rows // 2)) - self.at(rows)) if len(self._means) > 1 else None
 
     def rows_within(self, ms: float, most: int) -> int:
         """How many rows, at most `most`, a step may have that is expected to take no longer."""

@@ -24,7 +24,7 @@ class Limits:
     reserve_tokens: int
     lease_ms: float
     retry_after_ms: int = 50
-    wave_fraction: float = 0.2
+    wave_fraction: float = 0.2  # of a step that it takes whatever its rows, until that is known
     prefix_block_tokens: int = 64
     max_run_ahead: int = 64  # plain rounds after one Step; more is asked for in vain
 

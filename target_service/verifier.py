@@ -301,7 +301,14 @@ class Verifier:
                 if isinstance(result, Decided) and session.awaited:
                     answered.append(session.key)
         if plan.rows:
-            self.wave.begin(answered, now_ms + self.limits.wave_fraction * self.cost.predicted_ms(plan.size))
+            self._begin_wave(plan.size, answered, now_ms)
+
+    def _begin_wave(self, rows: int, away: list[Key], now_ms: float) -> None:
+        """`away`: who went out with the results of a step of so many rows."""
+        step_ms, once_ms = self.cost.predicted_ms(rows), self.cost.once_ms(rows)
+        back = [session.key for session in self._waiting() if session.asked is not None]
+        own = sum(session.asked is None for session in self._waiting())
+        self.wave.begin(away, back, own, step_ms, self.limits.wave_fraction * step_ms if once_ms is None else min(once_ms, step_ms), now_ms)
 
     def _apply(self, session: Session, row: Row, outcome: RowOutcome, now_ms: float) -> None:
         # A Step that is not scored yet may have expired and come again with other tokens while this piece ran.
