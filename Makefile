@@ -28,7 +28,7 @@ env:
 demo: setup ## the three services on this machine, with and without speculation
 	@$(BIN)/specdec demo
 
-test: setup ## every test but the long ones, under 15 minutes
+test: setup ## every test but the long ones, twelve minutes on two cores
 	@$(TEST) $(PARALLEL) -m "(unit or chart) and not long"
 	@$(TEST) $(GROUPED) -m "not (unit or chart or alone or long)"
 	@$(TEST) -m "alone and not long"

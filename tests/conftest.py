@@ -44,6 +44,7 @@ def group_of(item: pytest.Item) -> str:
     return next((name for name in SHARED if name in names), str(item.path.relative_to(TESTS)))
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     homeless = []
     for item in items:
