@@ -20,7 +20,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
-from wsgiref.simple_server import WSGIServer
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -28,7 +27,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, SamplingResult, TraceIdRatioBased
 from opentelemetry.util.types import Attributes
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 
 from specdec.errors import InvalidRequest, Unsupported
 from specdec.runtime import logs
@@ -38,6 +37,7 @@ from specdec.runtime.instruments import Counter, Family, Gauge, Histogram, Instr
 from specdec.runtime.metrics import METRICS, Kind, Metric
 from specdec.runtime.outbound import Outbound
 from specdec.runtime.pushed import Push
+from specdec.runtime.scraped import MetricsServer
 from specdec.runtime.shown import shown
 
 CLOSE_S, FLUSH_S, PUSH_S = 4.0, 2.5, 1.0  # for all of it; for the spans that wait; for the last push of metrics
@@ -100,14 +100,13 @@ class Telemetry:
     ) -> None:
         resource = Resource.create({"service.name": f"specdec-{role}", "service.instance.id": str(uuid.uuid4())})
         self.metrics_port = -1
-        self._http: WSGIServer | None = None
+        self._http: MetricsServer | None = None
         self._instruments = Instruments(_strings(resource.attributes))
         self._registry = CollectorRegistry()
         self._registry.register(self._instruments)
         self._watch_itself()
         if metrics_port >= 0:
-            self._http, _ = start_http_server(metrics_port, host, self._registry)
-            self._http.set_app(_as_text(self._http.get_app()))
+            self._http = MetricsServer(host, metrics_port, _as_text(make_wsgi_app(self._registry)))
             self.metrics_port = self._http.server_port
         self._tracers: TracerProvider | None = None
         self._outbound: Outbound | None = None
@@ -247,10 +246,9 @@ class _Ended(SpanProcessor):
             self._put(span)
 
 
-def _as_text(app: Callable[..., Any] | None) -> Callable[..., Any]:
+def _as_text(app: Callable[..., Any]) -> Callable[..., Any]:
     """Answers in Prometheus' text format whatever is asked for: prometheus_client's OpenMetrics has no colon in the names of samples, so
     vLLM's would be there under names that nobody looks for."""
-    assert app is not None
 
     def asked(environ: dict[str, Any], start: Any) -> Any:
         return app({**environ, "HTTP_ACCEPT": ""}, start)
