@@ -122,13 +122,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         prompt = text_or_chat(request)
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        return pb.TokenizeResponse(token_ids=await self._work.run(partial(encode, self._text, prompt, special)))
+        return pb.TokenizeResponse(token_ids=await self._work.run(partial(encode, self._text, prompt, special), request.ByteSize()))
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         wire.bounded(request.token_ids, MAX_DETOKENIZE_IDS, "token_ids", "MAX_DETOKENIZE_IDS")
         ids = tuple(request.token_ids)
         check_ids(ids, self._text.vocabulary.size, "token_ids")
-        return pb.DetokenizeResponse(text=await self._work.run(partial(self._text.decode, ids, request.skip_special_tokens)))
+        decode = partial(self._text.decode, ids, request.skip_special_tokens)
+        return pb.DetokenizeResponse(text=await self._work.run(decode, request.ByteSize()))
 
     async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> pb.GetMetricsResponse:
         return pb.GetMetricsResponse(text=await self._showing.text())

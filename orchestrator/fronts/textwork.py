@@ -20,6 +20,7 @@ from specdec.errors import InvalidRequest, Overloaded
 
 THREADS = 2  # so that one long prompt does not hold up all short ones
 MAX_TASKS = 2048  # running and waiting; more than admission lets in by default, so that it is admission that refuses a burst
+MAX_BYTES = 64 << 20  # of their messages, for calls that need no place: what is read of one takes many times its size
 RETRY_AFTER_MS = 1000
 T = TypeVar("T")
 
@@ -28,17 +29,18 @@ class TextWork:
     def __init__(self, threads: int = THREADS, max_tasks: int = MAX_TASKS) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="text")
         self._max_tasks = max_tasks
-        self._tasks = 0
+        self._tasks = self._bytes = 0
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Raises Overloaded when MAX_TASKS wait already. A caller that goes away takes its waiting work with it."""
-        if self._tasks >= self._max_tasks:
+    async def run(self, work: Callable[[], T], size: int = 0) -> T:
+        """`size` = bytes of the message, where nothing else bounds them. Raises Overloaded when MAX_TASKS or MAX_BYTES wait already. A
+        caller that goes away takes its waiting work with it."""
+        if self._tasks >= self._max_tasks or self._bytes + size > MAX_BYTES:
             raise Overloaded(f"{self._tasks} texts or grammars wait already", RETRY_AFTER_MS)
-        self._tasks += 1
+        self._tasks, self._bytes = self._tasks + 1, self._bytes + size
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         finally:
-            self._tasks -= 1
+            self._tasks, self._bytes = self._tasks - 1, self._bytes - size
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -3,7 +3,8 @@
 Keepalive: a client pings after 30 s without traffic and gives a connection up 10 s later. A server tolerates pings 10 s apart, also
 without a call; Python's default of 300 s would answer our own clients with GOAWAY too_many_pings (grpc/grpc#9902). Outside clients
 may ping every 10 s or slower.
-Size: 64 MB a message, both ways, both ends: a prompt of a million tokens fits, and nothing is unlimited.
+Size: 64 MB a message, both ways, both ends of an inner hop, and nothing is unlimited. What clients send is less: two million ids, text and
+a grammar fit into 16 MB, and a message that is read takes several times its size.
 Pending: a surge of calls that comes faster than Python can take them waits in the core library. Beyond what may wait there calls are
 CANCELLED without a word, so it is as long as a burst may be and as a busy process can refuse within some four seconds (decision 21).
 Proxies: gRPC dials through the one that https_proxy names, as a client may have to; services dial each other `direct`ly.
@@ -16,6 +17,7 @@ import grpc
 import grpc.aio
 
 MAX_MESSAGE_BYTES = 64 << 20
+MAX_CALL_BYTES = 16 << 20  # of one message of a client
 KEEPALIVE_TIME_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 MIN_PING_INTERVAL_MS = 10_000  # the fastest ping a client of ours, or anybody's, may send
@@ -37,9 +39,11 @@ _KEEPALIVE: Options = [
 ]
 
 
-def server_options() -> Options:
+def server_options(most_bytes: int = MAX_MESSAGE_BYTES) -> Options:
+    """`most_bytes` = of a message that comes in."""
     return [
-        *_SIZES,
+        *_SIZES[:1],
+        ("grpc.max_receive_message_length", most_bytes),
         *_KEEPALIVE,
         # The core library's name for what the C macro calls MIN_RECV_PING_INTERVAL; "…min_recv_ping_interval…" is not read by anyone.
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),

@@ -40,12 +40,13 @@ from grpc_reflection.v1alpha import reflection
 from specdec import status
 from specdec.errors import EngineFault, SpecdecError, Unavailable
 from specdec.runtime import logs, process
-from specdec.runtime.channels import server_options
+from specdec.runtime.channels import MAX_CALL_BYTES, MAX_MESSAGE_BYTES, server_options
 from specdec.runtime.hangup import fall_silent, stop_listening
 from specdec.runtime.health import LIVENESS, MAX_WATCHERS, READINESS, Health
 from specdec.runtime.interceptor import OWN_PREFIX, CallInterceptor
 from specdec.runtime.listening import Listening, check, joined
 from specdec.runtime.names import GRPC_SERVICES
+from specdec.runtime.security import FrontSettings
 from specdec.runtime.settings import CommonSettings, SettingsError, load
 from specdec.runtime.telemetry import Telemetry
 
@@ -201,7 +202,7 @@ class _Host(Generic[S]):
         self.interceptor = CallInterceptor(telemetry, MAX_CONCURRENT_CALLS, self.listening.guard)
         server = grpc.aio.server(
             interceptors=[self.interceptor],
-            options=server_options(),
+            options=server_options(MAX_CALL_BYTES if isinstance(self.settings, FrontSettings) else MAX_MESSAGE_BYTES),
             maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS + SPARE_CALLS,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)

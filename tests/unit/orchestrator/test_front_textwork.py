@@ -1,0 +1,39 @@
+"""Text work that needs no place: what of it may wait is bounded by bytes as well as by number."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from orchestrator.fronts import textwork
+from orchestrator.fronts.requests import MAX_PROMPT_BYTES, MAX_PROMPT_TOKENS
+from orchestrator.fronts.textwork import TextWork
+from specdec.errors import Overloaded
+from specdec.runtime.channels import MAX_CALL_BYTES, server_options
+from specdec.terms import MAX_GRAMMAR_BYTES
+
+MESSAGE = 4 << 20
+
+
+async def test_bytes_that_wait_are_bounded_and_given_back() -> None:
+    work, open_ = TextWork(), threading.Event()
+    many = [asyncio.create_task(work.run(open_.wait, MESSAGE)) for _ in range(textwork.MAX_BYTES // MESSAGE)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await work.run(lambda: True, MESSAGE)
+    many[-1].cancel()
+    await asyncio.gather(many[-1], return_exceptions=True)
+    last = asyncio.create_task(work.run(lambda: True, MESSAGE))
+    open_.set()
+    assert await last
+    await asyncio.gather(*many, return_exceptions=True)
+    assert (work._tasks, work._bytes) == (0, 0)
+    work.close()
+
+
+def test_what_a_client_may_send_fits_a_message_of_its_own_limit() -> None:
+    largest_id = 4  # bytes of one below 2^28
+    assert MAX_PROMPT_BYTES + 2 * largest_id * MAX_PROMPT_TOKENS + MAX_GRAMMAR_BYTES < MAX_CALL_BYTES
+    assert dict(server_options(MAX_CALL_BYTES))["grpc.max_receive_message_length"] == MAX_CALL_BYTES
