@@ -12,10 +12,14 @@ from specdec.runtime.settings import CommonSettings, setting
 @dataclass(frozen=True, kw_only=True)
 class Settings(CommonSettings):
     model: Path = setting(doc="folder of the draft model, its tokenizer included")
-    dtype: str = setting("int8", choices=("int8", "float32", "float64", "bfloat16"), doc="number format")
+    dtype: str = setting(
+        "int4",
+        choices=("int4", "int8", "float32", "float64", "bfloat16"),
+        doc="number format; int4 = weights of 4 bits, int8 where there are no compiled kernels",
+    )
     engine_path: str = setting("auto", choices=("auto", "lean", "generic", "sim"), doc="which forward the engine uses; sim = no model")
     sim: str = setting("", doc="of a simulated engine, name=number,…: step_ms, row_ms, prefill_ms, knee, beyond_ms, seed, acceptance")
-    device: str = setting("cpu", choices=("cpu", "cuda"), doc="where the model runs; cuda takes no int8")
+    device: str = setting("cpu", choices=("cpu", "cuda"), doc="where the model runs; cuda takes neither int4 nor int8")
     threads: int = setting(1, low=1, high=256, doc="threads inside one operation")
     kv_tokens: int = setting(16384, low=64, doc="room for keys and values, tokens over all sessions")
     max_sessions: int = setting(64, low=1, high=4096, doc="most sessions at once, over all streams")
@@ -44,8 +48,10 @@ class Settings(CommonSettings):
 
     def problems(self) -> list[str]:
         found = super().problems()
-        if self.device == "cuda" and self.dtype == "int8":
-            found.append("SPECDEC_DTYPE=int8 runs on the CPU only; with SPECDEC_DEVICE=cuda set it to bfloat16, float32 or float64")
+        if self.device == "cuda" and self.dtype in ("int4", "int8"):
+            found.append(
+                f"SPECDEC_DTYPE={self.dtype} runs on the CPU only; with SPECDEC_DEVICE=cuda set it to bfloat16, float32 or float64"
+            )
         return found
 
 

@@ -1,6 +1,6 @@
 """What two models on neighbouring cores cost each other. One core each, no services: engine steps alone.
 
-    python -m specdec.bench.beside [--target-model DIR] [--draft-model DIR] [--rows 3] [--seconds 2] [--json]
+    python -m specdec.bench.beside [--target-model DIR] [--draft-model DIR] [--rows 3] [--seconds 2] [--draft-dtype int4] [--json]
 
 Two cores of one CPU have their own first caches and share the last one and the way to memory. A target whose weights no cache holds
 reads all of them at every step and sweeps the draft's out. A draft that is never at rest keeps its weights in the cache; one that waits a
@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Job:
     core: int
     rows: int
     pause_ms: float = 0.0
+    dtype: str = "int8"
 
 
 def beside(jobs: Sequence[Job], seconds: float) -> dict[str, float]:
@@ -68,7 +69,7 @@ def _work(job: Job, seconds: float, ready: Any, found: Any) -> None:
     os.sched_setaffinity(0, {job.core})
     from specdec.engine import EngineConfig, Segment, load_engine  # torch comes with it
 
-    engine = load_engine(EngineConfig(job.model, self_test=False, kv_tokens=2048, reduced_head=True))
+    engine = load_engine(EngineConfig(job.model, dtype=job.dtype, self_test=False, kv_tokens=2048, reduced_head=True))
     slot = engine.kv.open()
     engine.forward([Segment(slot, 0, tuple(range(1000, 1000 + START)), START)])
     rows = [Segment(slot, START, tuple(range(7, 7 + job.rows)), 0)]
@@ -82,10 +83,11 @@ def _work(job: Job, seconds: float, ready: Any, found: Any) -> None:
     found.put((job.name, statistics.median(taken)))
 
 
-def measure(target: Path, draft: Path, rows: int, seconds: float, cores: tuple[int, int]) -> dict[str, float]:
+def measure(target: Path, draft: Path, rows: int, seconds: float, cores: tuple[int, int], draft_dtype: str) -> dict[str, float]:
     """Milliseconds by name."""
     plain, block = Job("target_1", target, cores[0], 1), Job("target_block", target, cores[0], rows)
-    busy, resting = Job("draft", draft, cores[1], DRAFT_ROWS), Job("draft_beside", draft, cores[1], DRAFT_ROWS, PAUSE_MS)
+    busy = Job("draft", draft, cores[1], DRAFT_ROWS, dtype=draft_dtype)
+    resting = replace(busy, name="draft_beside", pause_ms=PAUSE_MS)
     found = beside([plain], seconds) | beside([block], seconds) | beside([busy], seconds)
     both = beside([block, resting], seconds)
     return found | {"target_block_beside": both["target_block"], "draft_beside": both["draft_beside"]}
@@ -103,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target-model", type=Path, default=TARGET_MODEL)
     parser.add_argument("--draft-model", type=Path, default=DRAFT_MODEL)
     parser.add_argument("--rows", type=int, default=3, help="of a block, K + 1 (default: %(default)s)")
+    parser.add_argument("--draft-dtype", choices=("int4", "int8", "float32"), default="int4", help="default: the draft service's")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: %(default)s)")
     parser.add_argument(
         "--acceptance", type=float, default=0.54, help="for the gain: share kept of each slot (default: the shipped draft's)"
@@ -115,7 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("beside: two cores are needed", file=sys.stderr)
         return 2
     try:
-        found = measure(args.target_model, args.draft_model, args.rows, args.seconds, (int(pins["target"]), int(pins["draft"])))
+        found = measure(
+            args.target_model, args.draft_model, args.rows, args.seconds, (int(pins["target"]), int(pins["draft"])), args.draft_dtype
+        )
     except SpecdecError as error:
         print(f"beside: {error}", file=sys.stderr)
         return 2

@@ -13,7 +13,8 @@ from torch import Tensor
 from specdec.engine.batch import Segment
 from specdec.errors import EngineFault
 
-DTYPES = ("int8", "float32", "float64", "bfloat16")
+DTYPES = ("int8", "int4", "float32", "float64", "bfloat16")
+QUANTISED = ("int8", "int4")  # the CPU's
 PATHS = ("auto", "lean", "generic", "sim")
 DEVICES = ("cpu", "cuda")
 
@@ -26,14 +27,15 @@ class UnsupportedModel(EngineFault):
 class EngineConfig:
     """How to build an engine.
 
-    `dtype`: int8 (weights and activations, batch-invariant), float32, float64 (the reference), bfloat16.
+    `dtype`: int8 (weights and activations, batch-invariant), int4 (the same with weights of 4 bits, for a draft; int8 where there are no
+    compiled kernels or they cannot compute the model), float32, float64 (the reference), bfloat16.
     `device`: cpu, or cuda: float32, float64 and bfloat16 on a GPU, where the batch decides the kernels and so a row's last bits.
     `path`: lean (own forward of the Llama shape), generic (transformers' modules), auto (lean where it fits), sim (no model: sim.py, by
     what `simulated` says).
     `kv_tokens`: bound on K/V over all slots; 8192 are 377 MB for SmolLM2-135M, whose token takes 46 KB.
     `max_rows`: most tokens in one call. `window`: longest slot; None = what the model was made for, or kv_tokens when that is less.
     `reduced_head`: score only the ids of model_dir/draft_vocab.json when the file is there.
-    `native`: under int8 on the lean path, compiled kernels where they can be had; False: torch's, whose bits differ.
+    `native`: under int8 and int4 on the lean path, compiled kernels where they can be had; False: torch's, whose bits differ.
     `replay`: on a GPU, record steps of a recurring shape and replay them (lean path).
     `self_test`: prove at start, on this machine, what `EngineInfo.batch_invariant` claims; without it the claim is False.
     """
@@ -67,8 +69,8 @@ class EngineConfig:
     def _check_device(self) -> None:
         if self.device not in DEVICES:
             raise ValueError(f"device {self.device!r} must be one of {', '.join(DEVICES)}")
-        if self.device == "cuda" and self.dtype == "int8":
-            raise ValueError("dtype 'int8' runs on the CPU only; with device cuda use bfloat16, float32 or float64")
+        if self.device == "cuda" and self.dtype in QUANTISED:
+            raise ValueError(f"dtype {self.dtype!r} runs on the CPU only; with device cuda use bfloat16, float32 or float64")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device 'cuda' is not there: torch {torch.__version__} sees no GPU on this machine; use cpu")
 

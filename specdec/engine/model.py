@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.engine.api import Engine, EngineConfig, EngineInfo, UnsupportedModel
+from specdec.engine.api import QUANTISED, Engine, EngineConfig, EngineInfo, UnsupportedModel
 from specdec.engine.attention import KEY_BLOCK, QUERY_ROWS, Attention, RowAttention
 from specdec.engine.invariance import examine
 from specdec.engine.kv import KvStore
@@ -115,11 +115,11 @@ def _build_lean(source: _Source, config: EngineConfig, shape: LlamaShape, weight
 
 def _kernels(config: EngineConfig, shape: LlamaShape, weights: Mapping[str, Tensor]) -> Kernels | None:
     """Where compiled code is to compute this model and can."""
-    if config.dtype != "int8" or not config.native:
+    if config.dtype not in QUANTISED or not config.native:
         return None
     reason = why_not(shape, len(weights["model.layers.0.mlp.gate_proj.weight"]))
     if reason is not None:
-        log.info("int8 is computed by torch: %s", reason)
+        log.info("%s is computed by torch: %s", config.dtype, reason)
         return None
     return load_kernels()
 
@@ -132,10 +132,13 @@ def _build_native(
     store = KvStore(shape.layers, shape.kv_heads, shape.dim, torch.float32, window=window, total_tokens=config.kv_tokens)
     head_ids = None if source.draft_ids is None else torch.tensor(source.draft_ids)
     with torch.inference_mode():
-        model = NativeModel(kernels, shape, weights, window=window, max_rows=config.max_rows, threads=config.threads, head_ids=head_ids)
+        coded = config.dtype == "int4"
+        model = NativeModel(
+            kernels, shape, weights, window=window, max_rows=config.max_rows, threads=config.threads, head_ids=head_ids, coded=coded
+        )
     # The same on any CPU: integer sums are exact, float sums have one order. Frequencies come of torch's own power.
     digest = digest or weights_digest(weights)
-    parts = [digest, "int8 native", kernels.source, shape.frequencies.numpy().tobytes().hex()]
+    parts = [digest, f"{config.dtype} native", kernels.source, shape.frequencies.numpy().tobytes().hex()]
     return _finish(source, config, store, Descriptors(), model, "lean", _hashed(parts), digest)
 
 
@@ -211,7 +214,7 @@ def _settle(config: EngineConfig) -> EngineConfig:
 
 def _torch_dtype(config: EngineConfig) -> torch.dtype:
     """Of activations and K/V."""
-    kind: torch.dtype = torch.float32 if config.dtype == "int8" else getattr(torch, config.dtype)
+    kind: torch.dtype = torch.float32 if config.dtype in QUANTISED else getattr(torch, config.dtype)
     return kind
 
 

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.engine.api import QUANTISED
+
 PINS = 8  # columns for the two pins, padded so that rows stay aligned
 SLAB_ROWS = 8
 _PACKED_ROW = 12  # bytes that torch packs beside each row: scale, zero point and sum
@@ -159,9 +161,11 @@ def has_vnni() -> bool:
 
 
 def supported(dtype: str) -> str:
-    """`dtype`, or float32 where this machine has no int8 kernels that sum exactly."""
-    if dtype != "int8":
+    """`dtype` as torch computes it: int8 in place of int4, and float32 where this machine has no int8 kernels that sum exactly."""
+    if dtype not in QUANTISED:
         return dtype
+    if dtype == "int4":
+        log.info("weights of 4 bits are for the compiled kernels: using int8")
     for engine in ("x86", "fbgemm"):
         if engine in torch.backends.quantized.supported_engines:
             torch.backends.quantized.engine = engine

@@ -135,6 +135,7 @@ TOGETHER: list[tuple[str, Values]] = [
     ("target.shm.sizeLimit", at("target.shm.sizeLimit", "64Gi")),
     ("target.probes.readiness", at("target.probes.readiness", {"periodSeconds": 30, "failureThreshold": 5})),
     ("target.config.dtype", at("target", {"gpu": {"count": 1}, "config": {"dtype": "int8"}})),
+    ("draft.config.dtype", at("draft", {"gpu": {"count": 1}, "config": {"dtype": "int4"}})),
     ("target.config.maxStepRows", at("target.config", {"maxStepRows": 8, "maxNumSpeculativeTokens": 16})),
     ("orchestrator.config.draftSampleMethod", at("orchestrator.config", {"draftSampleMethod": "probabilistic"})),
     ("target.extraEnv", at("target.extraEnv", [{"name": "SPECDEC_PORT", "value": "1"}])),

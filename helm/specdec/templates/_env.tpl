@@ -46,7 +46,7 @@ Everything else comes from the component's `config`.
 {{- $onGpu := gt (int .values.gpu.count) 0 }}
 {{ include "specdec.variable" (list "SPECDEC_DEVICE" (ternary "cuda" "cpu" $onGpu)) }}
 {{- if and $onGpu (not .values.config.dtype) }}
-{{- /* int8, the services' default, is the CPU's. */}}
+{{- /* The services' defaults, int8 and int4, are the CPU's. */}}
 {{ include "specdec.variable" (list "SPECDEC_DTYPE" "bfloat16") }}
 {{- end }}
 {{- end }}

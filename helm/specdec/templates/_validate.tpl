@@ -329,8 +329,8 @@ Rules between values, which the schema cannot say. Each names the key and the re
 {{- $values := .values -}}
 {{- $limits := $values.resources.limits | default dict -}}
 {{- if gt (int $values.gpu.count) 0 -}}
-{{-   if eq (toString $values.config.dtype) "int8" -}}
-{{-     include "specdec.problem" (list $found (printf "%s.config.dtype: int8 runs on CPUs only; bfloat16, float32 or float64, or set gpu.count to 0" $key)) -}}
+{{-   if has (toString $values.config.dtype) (list "int4" "int8") -}}
+{{-     include "specdec.problem" (list $found (printf "%s.config.dtype: %s runs on CPUs only; bfloat16, float32 or float64, or set gpu.count to 0" $key $values.config.dtype)) -}}
 {{-   end -}}
 {{-   range list "limits" "requests" -}}
 {{-     if hasKey (get $values.resources . | default dict) $values.gpu.resourceName -}}

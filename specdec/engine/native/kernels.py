@@ -23,6 +23,7 @@ class LinearStruct(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("out", ctypes.c_int64),
         ("in_", ctypes.c_int64),
+        ("coded", ctypes.c_int64),
     ]
 
 
@@ -65,6 +66,8 @@ class Kernels:
             pointer, number = ctypes.c_void_p, ctypes.c_int64
             library.specdec_pack.argtypes = [pointer, number, number, pointer, pointer]
             library.specdec_pack.restype = None
+            library.specdec_pack_coded.argtypes = [pointer, number, number, pointer, pointer]
+            library.specdec_pack_coded.restype = None
             library.specdec_open.argtypes = [ctypes.POINTER(ModelStruct)]
             library.specdec_open.restype = pointer
             library.specdec_close.argtypes = [pointer]
@@ -82,6 +85,13 @@ class Kernels:
         out, width = weight.shape
         assert weight.is_contiguous() and width % 16 == 0
         self._library.specdec_pack(weight.data_ptr(), out, width, packed.data_ptr(), scales.data_ptr())
+
+    def pack_coded(self, weight: Tensor, importance: Tensor, packed: Tensor) -> None:
+        """weight [out, in] float32, contiguous, `in` a multiple of 32, importance [in] float32 → packed uint8: 18 bytes for 32 weights,
+        `out` rounded up to 64."""
+        out, width = weight.shape
+        assert weight.is_contiguous() and width % 32 == 0 and importance.shape == (width,)
+        self._library.specdec_pack_coded(weight.data_ptr(), out, width, importance.data_ptr(), packed.data_ptr())
 
     def open(self, model: ModelStruct) -> int:
         """Raises MemoryError. What the model points to must outlive it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import weakref
 from array import array
@@ -18,6 +19,9 @@ from specdec.engine.shape import LlamaShape
 from specdec.engine.weights import held_bytes, stacked
 
 PANEL = 64  # as in src/product.h
+GROUP = 32  # weights of 4 bits that share a scale, as in src/product4.h
+_GROUP_BYTES = 18
+_SAMPLE = 64  # tokens by which the head's inputs are weighed
 _GATED = 32  # rows of gate, then as many of up
 _MOST_INPUTS = 65536  # so that a sum of products of 8 bits stays within 32
 
@@ -48,7 +52,8 @@ class Descriptors:
 
 
 class NativeModel:
-    """`head_ids`: score only these rows of the head. Float tensors and packed weights live as long as the model."""
+    """`head_ids`: score only these rows of the head. `coded`: weights of 4 bits where a product has a multiple of GROUP inputs. Float
+    tensors and packed weights live as long as the model."""
 
     def __init__(
         self,
@@ -60,12 +65,13 @@ class NativeModel:
         max_rows: int,
         threads: int,
         head_ids: Tensor | None = None,
+        coded: bool = False,
     ) -> None:
         embedding = weights["model.embed_tokens.weight"]
         head = embedding if shape.tied else weights["lm_head.weight"]
         head = head if head_ids is None else head[head_ids]
         self._kernels, self._columns = kernels, len(head)
-        self._packer = _Packer(kernels, _bytes_of(shape, weights, len(head)))
+        self._packer = _Packer(kernels, _bytes_of(shape, weights, len(head), coded), coded)
         layers = [_layer(shape, weights, self._packer, i) for i in range(shape.layers)]
         cosines, sines = turns(shape, window)
         model = ModelStruct(
@@ -84,8 +90,8 @@ class NativeModel:
             sines=self._packer.floats(sines),
             layers=(LayerStruct * len(layers))(*layers),
             norm=self._packer.floats(weights["model.norm.weight"]),
-            head=self._packer.linear(head),
         )
+        model.head = self._packer.linear(head, importance=_importance(kernels, model, shape.vocab) if coded else None)
         self.weight_bytes = self._packer.held_bytes
         self._handle = kernels.open(model)
         weakref.finalize(self, kernels.close, self._handle)
@@ -114,19 +120,43 @@ def _padded(rows: int) -> int:
     return -(-rows // PANEL) * PANEL
 
 
-def _bytes_of(shape: LlamaShape, weights: Mapping[str, Tensor], columns: int) -> int:
+def _bytes_of(shape: LlamaShape, weights: Mapping[str, Tensor], columns: int, coded: bool) -> int:
     """All packed matrices together."""
     inner, mixed = inner_size(weights), shape.heads * shape.dim
     rows = (shape.heads + 2 * shape.kv_heads) * shape.dim
-    layer = _padded(rows) * shape.hidden + _padded(shape.hidden) * mixed + _padded(2 * inner) * shape.hidden + _padded(shape.hidden) * inner
-    return shape.layers * layer + _padded(columns) * shape.hidden
+    layer = ((rows, shape.hidden), (shape.hidden, mixed), (2 * inner, shape.hidden), (shape.hidden, inner))
+    return shape.layers * sum(_packed_bytes(*sizes, coded) for sizes in layer) + _packed_bytes(columns, shape.hidden, coded)
+
+
+def _packed_bytes(out: int, width: int, coded: bool) -> int:
+    return _padded(out) * (width // GROUP * _GROUP_BYTES if coded and width % GROUP == 0 else width)
+
+
+def _importance(kernels: Kernels, model: ModelStruct, vocab: int) -> Tensor:
+    """Mean square of each input of the head, [hidden], over a pass of some text. A few are a thousand times the others, whatever is read,
+    and the weights that meet these had better be right. `model` is complete but for its head, and has a wrong one afterwards."""
+    count, hidden = min(_SAMPLE, model.most_rows, model.window), model.hidden
+    packer = _Packer(kernels, _padded(hidden) * hidden)
+    model.head = packer.linear(torch.eye(hidden))  # so that logits are the head's inputs
+    memory = torch.zeros(model.layer_count, 2 * model.kv_heads, count, model.dim)
+    tokens = [i * 7919 % vocab for i in range(1, count + 1)]
+    numbers = array("q", (count, 1, count, *tokens, *range(count), memory.data_ptr(), 0, count, 0, 0, 0, count))
+    inputs, handle = torch.empty(count, hidden), kernels.open(model)
+    try:
+        kernels.run(handle, numbers.buffer_info()[0], inputs.data_ptr(), hidden)
+    finally:
+        kernels.close(handle)
+    # Exact sums: torch's order is not the same on every CPU, and the bits of the weights depend on it.
+    squares = [math.fsum(column) / count for column in inputs.double().square().T.tolist()]
+    importance = torch.tensor(squares, dtype=torch.float32)
+    return importance if bool(importance.isfinite().all()) else torch.ones(hidden)
 
 
 class _Packer:
     """Keeps what the compiled code points to. Packed weights lie in the order of use in huge pages: reading them is what a step takes."""
 
-    def __init__(self, kernels: Kernels, size: int) -> None:
-        self._kernels, self._kept, self._used = kernels, list[Any](), 0
+    def __init__(self, kernels: Kernels, size: int, coded: bool = False) -> None:
+        self._kernels, self._coded, self._kept, self._used = kernels, coded, list[Any](), 0
         pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)
@@ -144,16 +174,20 @@ class _Packer:
         self._kept.append(flat)
         return flat.data_ptr()
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearStruct:
-        """weight [out, in], of any float dtype."""
+    def linear(self, weight: Tensor, bias: Tensor | None = None, importance: Tensor | None = None) -> LinearStruct:
+        """weight [out, in], of any float dtype. `importance` [in] of errors, where weights have 4 bits; None = all alike."""
         out, width = weight.shape
-        packed = self._memory[self._used : self._used + _padded(out) * width]
+        packed = self._memory[self._used : self._used + _packed_bytes(out, width, self._coded)]
         self._used += len(packed)
+        address = None if bias is None else self.floats(bias, _padded(out))
+        whole = weight.detach().float().contiguous()
+        if self._coded and width % GROUP == 0:
+            self._kernels.pack_coded(whole, torch.ones(width) if importance is None else importance, packed)
+            return LinearStruct(packed.data_ptr(), None, address, out, width, 1)
         scales = torch.empty(_padded(out))
         self._kept.append(scales)
-        self._kernels.pack(weight.detach().float().contiguous(), packed, scales)
-        address = None if bias is None else self.floats(bias, _padded(out))
-        return LinearStruct(packed.data_ptr(), scales.data_ptr(), address, out, width)
+        self._kernels.pack(whole, packed, scales)
+        return LinearStruct(packed.data_ptr(), scales.data_ptr(), address, out, width, 0)
 
 
 def _layer(shape: LlamaShape, weights: Mapping[str, Tensor], packer: _Packer, i: int) -> LayerStruct:

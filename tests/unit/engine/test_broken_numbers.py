@@ -11,7 +11,8 @@ from tests.unit.engine.play import feed, text, whole
 
 BROKEN = 127  # the id whose embedding is not finite
 TEXT = [token % BROKEN for token in text(40)]
-CASES = [("int8", "lean"), ("int8 torch", "lean"), ("float64", "lean"), ("float32", "lean"), ("int8", "generic"), ("float64", "generic")]
+EIGHT = [("int8", "lean"), ("int8 torch", "lean"), ("int8", "generic")]
+CASES = [*EIGHT, ("int4", "lean"), ("float64", "lean"), ("float32", "lean"), ("float64", "generic")]
 
 
 def build(dtype: str, path: str, value: float, make=tiny_llama) -> Engine:

@@ -167,9 +167,10 @@ def test_replayed_steps_say_the_same(monkeypatch):
     assert replayer.replays > 30 and len(replayer._recorded) <= 3
 
 
-def test_int8_is_for_the_cpu():
-    with pytest.raises(ValueError, match="dtype 'int8' runs on the CPU only"):
-        EngineConfig(device="cuda")
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_few_bits_are_for_the_cpu(dtype):
+    with pytest.raises(ValueError, match=f"dtype '{dtype}' runs on the CPU only"):
+        EngineConfig(device="cuda", dtype=dtype)
 
 
 @pytest.mark.parametrize("there", [False, True])

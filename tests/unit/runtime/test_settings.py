@@ -148,9 +148,11 @@ def test_the_table_of_names_equals_the_dataclasses(role: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["draft_service", "target_service"])
-def test_int8_on_a_gpu_is_refused_with_what_would_do(service: str) -> None:
+def test_few_bits_on_a_gpu_are_refused_with_what_would_do(service: str) -> None:
     settings = importlib.import_module(f"{service}.settings").Settings
     on_gpu = {"SPECDEC_MODEL": "m", "SPECDEC_DEVICE": "cuda"}
-    with pytest.raises(SettingsError, match="SPECDEC_DTYPE=int8 runs on the CPU only; .* bfloat16"):
-        load(settings, on_gpu)
+    usual = {"draft_service": "int4", "target_service": "int8"}[service]
+    for given, dtype in (({}, usual), ({"SPECDEC_DTYPE": "int8"}, "int8")):
+        with pytest.raises(SettingsError, match=f"SPECDEC_DTYPE={dtype} runs on the CPU only; .* bfloat16"):
+            load(settings, {**on_gpu, **given})
     assert load(settings, {**on_gpu, "SPECDEC_DTYPE": "bfloat16"}).device == "cuda"

@@ -1,4 +1,4 @@
-// A whole pass of a Llama-shaped model in 8-bit products, behind a C interface. See docs/decisions/0015-native-cpu-kernels.md.
+// A whole pass of a Llama-shaped model in products of bytes, behind a C interface. See docs/decisions/0015-native-cpu-kernels.md.
 //
 // Numbers of one row are computed from that row, its own keys and the weights alone; how rows are tiled, threaded or batched touches none
 // of them. Compiled without contraction of a * b + c, so that the same operations are done on every CPU.
@@ -8,7 +8,7 @@
 
 #include "attention.h"
 #include "crew.h"
-#include "product.h"
+#include "product4.h"
 
 namespace {
 
@@ -53,11 +53,12 @@ struct Floats {
 struct Bytes {
     std::vector<int8_t> values;
     std::vector<float> scale;
-    std::vector<int32_t> sum;
+    std::vector<int32_t> sum, sums;
     int64_t width;
 
-    Bytes(int64_t rows, int64_t n) : values(std::max(rows, TILE_ROWS) * n), scale(rows), sum(rows), width(n) {}
-    Quantised view() { return {values.data(), scale.data(), sum.data(), width}; }
+    Bytes(int64_t rows, int64_t n, bool grouped)
+        : values(std::max(rows, TILE_ROWS) * n), scale(rows), sum(rows), sums(grouped ? rows * (n / SUMMED) : 0), width(n) {}
+    Quantised view() { return {values.data(), scale.data(), sum.data(), width, sums.empty() ? nullptr : sums.data()}; }
 };
 
 // The rows of one call.
@@ -72,6 +73,15 @@ struct Batch {
     int64_t columns;
 };
 
+inline bool any_coded(const Model& model) {
+    bool found = model.head.coded != 0;
+    for (int64_t l = 0; l < model.layer_count; l++) {
+        const Layer& layer = model.layers[l];
+        for (const Linear& linear : {layer.qkv, layer.out, layer.gate_up, layer.down}) found |= linear.coded != 0;
+    }
+    return found;
+}
+
 class Engine {
    public:
     explicit Engine(const Model& model)
@@ -84,8 +94,8 @@ class Engine {
           inner_(model.most_rows, model.inner),
           room_(model.threads, model.hidden),
           scores_(model.threads * QUERIES, model.window + LANES),
-          small_(model.most_rows, std::max(model.hidden, model.heads * model.dim)),
-          large_(model.most_rows, model.inner),
+          small_(model.most_rows, std::max(model.hidden, model.heads * model.dim), any_coded(model)),
+          large_(model.most_rows, model.inner, any_coded(model)),
           broken_(model.most_rows),
           segment_of_(model.most_rows),
           position_(model.most_rows) {
@@ -126,7 +136,7 @@ class Engine {
             const Layer& layer = m_.layers[l];
             norms(mine, layer.before_attention, small, me);
             crew_.meet();
-            product(layer.qkv, small, b.rows, me, [&](int64_t r, int64_t column, const Sums& sums) {
+            product(layer.qkv, small, b.rows, me, [&](int64_t r, int64_t column, const auto& sums) {
                 for (int j = 0; j < 4; j++) store(qkv_.row(r) + column + j * LANES, number(layer.qkv, sums, j, column, small.scale[r]));
             });
             crew_.meet();
@@ -157,11 +167,12 @@ class Engine {
     template <class Sink>
     void product(const Linear& linear, const Quantised& rows, int64_t count, int me, const Sink& sink) {
         const Share mine(linear.panels(), me, crew_.size());
+        if (linear.coded != 0) return multiply_coded(linear, rows, count, mine.from, mine.to, sink);
         multiply(linear, rows, count, mine.from, mine.to, paced_, sink);
     }
 
     void added_product(const Linear& linear, const Quantised& rows, int64_t count, int me) {
-        product(linear, rows, count, me, [&](int64_t r, int64_t column, const Sums& sums) {
+        product(linear, rows, count, me, [&](int64_t r, int64_t column, const auto& sums) {
             for (int j = 0; j < 4; j++) {
                 float* x = x_.row(r) + column + j * LANES;
                 store(x, add(load(x), number(linear, sums, j, column, rows.scale[r])));
@@ -170,7 +181,7 @@ class Engine {
     }
 
     void gated_product(const Linear& linear, const Quantised& rows, int64_t count, int me) {
-        product(linear, rows, count, me, [&](int64_t r, int64_t column, const Sums& sums) {
+        product(linear, rows, count, me, [&](int64_t r, int64_t column, const auto& sums) {
             for (int j = 0; j < 2; j++) {
                 const Lanes gate = number(linear, sums, j, column, rows.scale[r]), up = number(linear, sums, j + 2, column, rows.scale[r]);
                 const Lanes slowed = div(gate, add(every(1.0f), exponential(sub(every(0.0f), gate))));
@@ -210,7 +221,7 @@ class Engine {
             if (broken_[r]) give_up(small, i, m_.hidden);
         }
         crew_.meet();
-        product(m_.head, small, b.scored_count, me, [&](int64_t i, int64_t column, const Sums& sums) {
+        product(m_.head, small, b.scored_count, me, [&](int64_t i, int64_t column, const auto& sums) {
             float* to = b.logits + i * b.columns + column;
             const int64_t there = std::min(PANEL, b.columns - column);
             alignas(64) float whole[PANEL];
@@ -243,6 +254,11 @@ EXPORT void specdec_pack(const float* weight, int64_t out, int64_t in, uint8_t* 
     pack(weight, out, in, packed, scales);
 }
 
+// As weights of 4 bits: packed [out padded to 64][in / 32] of 18 bytes. `in` must be a multiple of 32, importance [in].
+EXPORT void specdec_pack_coded(const float* weight, int64_t out, int64_t in, const float* importance, uint8_t* packed) {
+    pack_coded(weight, out, in, importance, packed);
+}
+
 // Answers null when there is no memory.
 EXPORT void* specdec_open(const Model* model) {
     try {
@@ -271,13 +287,15 @@ EXPORT int specdec_run(void* engine, const int64_t* numbers, float* logits, int6
 
 // Two parts of a step on their own, on one thread. rows [count][in] → out [count][linear.out padded to 64].
 EXPORT void specdec_product(const Linear* linear, const float* rows, int64_t count, int64_t paced, float* out) {
-    Bytes bytes(count, linear->in);
+    Bytes bytes(count, linear->in, linear->coded != 0);
     const Quantised quantised = bytes.view();
     for (int64_t r = 0; r < count; r++) quantise(rows + r * linear->in, linear->in, quantised, r);
-    multiply(*linear, quantised, count, 0, linear->panels(), paced != 0, [&](int64_t r, int64_t column, const Sums& sums) {
+    const auto sink = [&](int64_t r, int64_t column, const auto& sums) {
         float* to = out + r * padded(linear->out) + column;
         for (int j = 0; j < 4; j++) store(to + j * LANES, number(*linear, sums, j, column, quantised.scale[r]));
-    });
+    };
+    if (linear->coded != 0) return multiply_coded(*linear, quantised, count, 0, linear->panels(), sink);
+    multiply(*linear, quantised, count, 0, linear->panels(), paced != 0, sink);
 }
 
 // Layer 0 of one segment: queries [rows][heads][dim] → out, the same shape.

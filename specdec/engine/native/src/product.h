@@ -12,12 +12,13 @@ constexpr int64_t PANEL = 64;
 constexpr int64_t STEP = 4 * PANEL;  // bytes of four inputs
 constexpr int64_t OFFSET = 128;
 
-// `weights` [out / 64][in / 4][64][4], `scales` and `bias` [out], padded to whole panels; bias may be null.
+// `weights` [out / 64][in / 4][64][4], `scales` and `bias` [out], padded to whole panels; bias may be null. Where `coded` is not 0 the
+// weights have 4 bits and their scales beside them: see product4.h.
 struct Linear {
     const uint8_t* weights;
     const float* scales;
     const float* bias;
-    int64_t out, in;
+    int64_t out, in, coded;
 
     int64_t panels() const { return (out + PANEL - 1) / PANEL; }
     const uint8_t* panel(int64_t p) const { return weights + p * PANEL * in; }

@@ -11,21 +11,26 @@ constexpr float LEVELS = 127.0f;
 constexpr float SMALLEST = 1e-30f;  // a row of zeros is divided by this
 constexpr int32_t INFINITE = 0x7f800000;
 
-// A quantised row is values[i] * scale; `sum` = sum of the values. A row that was not finite has zeros for values and NaN for scale, so
-// that everything that comes of it is NaN.
+constexpr int64_t SUMMED = 32;
+
+// A quantised row is values[i] * scale; `sum` = sum of the values, `sums` those of SUMMED neighbours each, or null. A row that was not finite
+// has zeros for values and NaN for scale, so that everything that comes of it is NaN.
 struct Quantised {
     int8_t* values;
     float* scale;
     int32_t* sum;
     int64_t stride;
+    int32_t* sums;
 
     int8_t* row(int64_t r) const { return values + r * stride; }
+    int32_t* group_sums(int64_t r) const { return sums + r * (stride / SUMMED); }
 };
 
 inline void give_up(const Quantised& to, int64_t row, int64_t n) {
     std::memset(to.row(row), 0, n);
     to.scale[row] = std::numeric_limits<float>::quiet_NaN();
     to.sum[row] = 0;
+    if (to.sums != nullptr) std::memset(to.group_sums(row), 0, n / SUMMED * sizeof(int32_t));
 }
 
 inline float as_float(int32_t bits) {
@@ -47,6 +52,12 @@ inline void quantise_by(const float* x, int64_t n, int32_t top_bits, float facto
     }
     to.scale[row] = top / LEVELS * factor;
     to.sum[row] = sum(total);
+    if (to.sums == nullptr) return;
+    for (int64_t g = 0; g < n / SUMMED; g++) {
+        int32_t some = 0;
+        for (int64_t i = 0; i < SUMMED; i++) some += values[g * SUMMED + i];
+        to.group_sums(row)[g] = some;
+    }
 }
 
 inline void quantise(const float* x, int64_t n, const Quantised& to, int64_t row) {
