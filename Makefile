@@ -12,8 +12,8 @@ SOURCES := specdec draft_service target_service orchestrator tools
 TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # For tests that measure nothing: two at a time, the longer queue helps the shorter one.
 PARALLEL := -n 2 --dist worksteal
-# Also for those that start processes; what shares them runs on one worker.
-GROUPED := -n 2 --dist loadgroup
+# Also for those that start processes; a file's tests share them and run on one worker, in the order of the files: short ones come last.
+BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,12 +30,12 @@ demo: setup ## the three services on this machine, with and without speculation
 
 test: setup ## every test but the long ones, twelve minutes on two cores
 	@$(TEST) $(PARALLEL) -m "(unit or chart) and not long"
-	@$(TEST) $(GROUPED) -m "not (unit or chart or alone or long)"
+	@$(TEST) $(BY_FILE) -m "not (unit or chart or alone or long)"
 	@$(TEST) -m "alone and not long"
 
 test-all: setup ## every test
 	@$(TEST) $(PARALLEL) -m "unit or chart"
-	@$(TEST) $(GROUPED) -m "not (unit or chart or alone)"
+	@$(TEST) $(BY_FILE) -m "not (unit or chart or alone)"
 	@$(TEST) -m "alone"
 
 MINUTES ?= 20

@@ -26,7 +26,6 @@ TESTS = Path(__file__).resolve().parent
 BUDGET_MINUTES = {"unit": 6, "pair": 3, "faults": 7, "parameters": 2, "chart": 3, "clients": 1}
 MARKED_BY_FOLDER = {"unit": "unit", "scenarios": "unit", "helm": "chart"}
 BUDGET = "budget"
-SHARED = ("questioned", "lasting", "drafts")  # stacks of processes that several files ask
 PAIR_MODELS = ("smollm2-135m", "smollm2-draft")
 
 
@@ -38,13 +37,6 @@ def budget_of(item: pytest.Item) -> str | None:
     return next((name for name in BUDGET_MINUTES if item.get_closest_marker(name)), None)
 
 
-def group_of(item: pytest.Item) -> str:
-    """Tests of one group run on one worker, in their order: those that ask the same processes, else those of one file."""
-    names = getattr(item, "fixturenames", ())
-    return next((name for name in SHARED if name in names), str(item.path.relative_to(TESTS)))
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     homeless = []
     for item in items:
@@ -56,8 +48,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.user_properties.append((BUDGET, budget))  # travels with the report, also from another worker
         if budget is None:
             homeless.append(item.nodeid)
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(group_of(item)))
     if homeless:
         names = ", ".join(BUDGET_MINUTES)
         raise pytest.UsageError(f"these tests need one of the markers {names}:\n  " + "\n  ".join(homeless))

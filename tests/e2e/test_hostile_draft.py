@@ -161,8 +161,11 @@ async def test_F13_F14_a_deaf_draft(connected: Scene, parameter: str) -> None:
         connected.draft.truths = {tuple(prompt): (*prompt, *plain.token_ids)}
         sampling = replace(ask.sampling, **DEAF[parameter](plain.token_ids))
         options = {**ask.options, "num_speculative_tokens": 0}
-        got, want = await connected.ask([Ask(prompt, sampling, ask.options), Ask(prompt, sampling, options)])
-        same(got, want)
+        for _ in range(20):  # on a busy machine its proposals may all be late
+            got, want = await connected.ask([Ask(prompt, sampling, ask.options), Ask(prompt, sampling, options)])
+            same(got, want)
+            if got.finished.speculative.num_draft_tokens:
+                break
         assert got.token_ids != plain.token_ids
         assert not {*sampling.logit_bias, *sampling.banned_token_ids} & {*got.token_ids}
         assert got.finished.speculative.num_draft_tokens > got.finished.speculative.num_accepted_draft_tokens

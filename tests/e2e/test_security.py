@@ -24,7 +24,7 @@ from tests.e2e.drafts import FLOAT64
 from tests.e2e.stack import Process, Stack, running, start, wait_ready
 from tests.tiny import save_tiny
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(120), pytest.mark.xdist_group("questioned")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 MARKER = "xylophone-quartz"
 TOKEN = "0123456789abcdef-the-token"
 ODD_IDS = (17, 93, 41, 88, 23, 71)
