@@ -17,6 +17,7 @@ FEW_BLOCKS = 100  # and with fewer blocks: what is kept of them is then known to
 NOT_ENOUGH = "not enough was seen"
 MAY_PAY = "may pay"  # at best: what the rows of a block cost is not known
 MANY_MISSES = 0.3
+NO_ACCEPTANCE = 0.005
 MOST_K = 8
 
 
@@ -109,7 +110,10 @@ def said(found: Mapping[str, Any]) -> list[str]:
         lines.append("  no block length gains anything: no speculation (modelled)")
     k = found["best_k"] or 1
     acceptance, draft_ms = found["break_even_acceptance"], found["break_even_draft_ms"]
-    lines.append(f"  with K = {k} it pays " + ("never" if acceptance is None else f"from an acceptance of {acceptance:.2f} on")
+    from_where = "never" if acceptance is None else f"from an acceptance of {acceptance:.2f} on"
+    if acceptance is not None and acceptance < NO_ACCEPTANCE:
+        from_where = "with any acceptance, since further rows of a step cost nothing here"
+    lines.append(f"  with K = {k} it pays {from_where}"
                  + ("" if draft_ms is None else f", and up to a draft of {draft_ms:.2f} ms a step that is waited for"))  # fmt: skip
     return lines
 

@@ -5,7 +5,8 @@
                                                                           o: time of a round beside the target's step
 The draft works while a block is verified. Where it foresaw how the block ends, the next block waits already; else it begins again: its
 K steps and the way to it and back. A fixed block length waits for them, so h = 1 and they are part of o; a service that may choose
-decides plain tokens meanwhile, so h is the share of rounds that are left. The better of the two is told, and none at all is always open.
+decides plain tokens meanwhile, which the draft must have foreseen as well, so h is the share of rounds that are left. The better of the
+two is told, and none at all is always open.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from specdec.bench.figures import expected_gain, expected_length
 
 MAX_K = 16
 STEPS = 60  # of a bisection
+MOST_ROUNDS = 1e6  # as good as never
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,32 @@ def waiting(setting: Setting, k: int) -> Predicted:
 
 
 def meanwhile(setting: Setting, k: int) -> Predicted:
-    """Behind a miss the target decides plain tokens until the draft has a block."""
-    missed = 1.0 - foreseen(setting, k)
-    again = again_ms(setting, k) + max(0.0, _ahead_ms(setting, k) - setting.step_ms(k + 1)) * foreseen(setting, k)
-    plain = missed * math.ceil(again / setting.plain_ms) if setting.plain_ms else 0.0
+    """Behind a miss the target decides plain tokens until the draft has a whole block behind them."""
+    known = foreseen(setting, k)
+    late = _ahead_ms(setting, k) - setting.step_ms(k + 1) - setting.rtt_ms - setting.host_ms
+    plain = (1.0 - known) * _plain_rounds(setting, again_ms(setting, k))
+    plain += known * _plain_rounds(setting, late) if late > 0.0 else 0.0
     h = 1.0 / (1.0 + plain)
     ratio = expected_gain(
         expected_length(setting.alpha(k)), h, setting.step_ms(1), setting.step_ms(k + 1), setting.rtt_ms + setting.host_ms
     )
     return Predicted(k, ratio, setting.plain_ms / ratio, h, False)
+
+
+def _plain_rounds(setting: Setting, ms: float) -> float:
+    """Until a draft has made up for `ms`, on the mean. It works while plain tokens are decided, and each of them is one that its chain must
+    have foreseen: else it begins again. So c rounds must go well one after the other."""
+    room = setting.plain_ms - setting.draft_step_ms  # what it gains on the target in a round
+    if ms <= 0.0:
+        return 0.0
+    if room <= 0.0 or (well := setting.alpha(1)[0] + (1.0 - setting.alpha(1)[0]) * setting.foresight) <= 0.0:
+        return MOST_ROUNDS
+    rounds = math.ceil(min(ms / room, MOST_ROUNDS) - 1e-9)
+    if well == 1.0:
+        return float(rounds)
+    if -rounds * math.log(well) > math.log(MOST_ROUNDS):
+        return MOST_ROUNDS
+    return float(min(MOST_ROUNDS, (well**-rounds - 1.0) / (1.0 - well)))
 
 
 def foreseen(setting: Setting, k: int) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from specdec.bench import economics, whatif
+from specdec.bench import advice, economics, whatif
 from specdec.bench.whatif import Setting
 from specdec.engine import EngineConfig, Segment
 from specdec.engine.sim import SimulatedEngine
@@ -99,16 +99,72 @@ def test_what_is_modelled_is_what_simulated_engines_take(setting: Setting, k: in
     assert whatif.waiting(setting, k).ratio == pytest.approx(plain / block, rel=0.10)
 
 
-def test_deciding_plain_tokens_meanwhile_is_what_counting_gives() -> None:
-    setting = Setting(10.0, 2.0, (0.6,), row_ms=0.5, rtt_ms=3.0, foresight=0.5)
-    k = 3
+def drawn(number: int) -> tuple[Setting, int]:
+    draw = random.Random(number)
+    target = draw.uniform(5, 40)
+    setting = Setting(
+        target, target * draw.choice([0.03, 0.1, 0.3, 0.8]) * draw.uniform(0.3, 1), (draw.uniform(0.1, 0.97),),
+        row_ms=target * draw.choice([0, 0.02, 0.1, 0.3]), rtt_ms=draw.choice([0, 0.5, 5, 20]), host_ms=draw.choice([0, 1, 4]),
+        foresight=draw.choice([0, 0, 0.3, 0.6]),
+    )  # fmt: skip
+    return setting, draw.randint(1, 8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(24))
+def test_what_is_modelled_for_any_hardware_is_what_simulated_engines_take(number: int) -> None:
+    """Within 10 %. This draft foresees no other end of a block than the whole of it."""
+    setting, k = drawn(number)
+    setting = replace(setting, foresight=0.0)
+    plain, block = measured(setting, 0, 20), measured(setting, k, 900)
+    assert whatif.waiting(setting, k).ratio == pytest.approx(plain / block, rel=0.10)
+
+
+def counted(setting: Setting, k: int, rounds: int, draw: random.Random) -> float:
+    """Ratio to plain decoding of a target that decides plain tokens while its draft has no whole block, by the events one after another:
+    the draft drafts on along its chain, and begins again when a decided token is not the chain's, nor one that was foreseen."""
+    now, tokens, began, used = 0.0, 0, 0.0, 0
+
+    def well() -> bool:
+        return draw.random() < setting.alphas[0] or draw.random() < setting.foresight
+
+    for _ in range(rounds):
+        drafted = (now - began - setting.rtt_ms) / setting.draft_step_ms + 1e-9
+        if int(drafted) - used >= k:
+            kept = next((i for i in range(k) if draw.random() >= setting.alphas[0]), k)
+            on = well() if kept == k else draw.random() < setting.foresight
+            now += setting.step_ms(k + 1) + setting.rtt_ms + setting.host_ms
+            decided, ahead = kept + 1, k + 1
+        else:
+            on, decided, ahead = well(), 1, 1
+            now += setting.plain_ms
+        tokens += decided
+        began, used = (began, used + ahead) if on else (now, 0)
+    return tokens / now * setting.plain_ms
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_deciding_plain_tokens_meanwhile_is_what_counting_gives(number: int) -> None:
+    """Within 5 %. The tokens decided meanwhile have to be foreseen: without that a draft that needs two rounds for a block seemed to gain
+    up to a quarter more than it does."""
+    setting, k = drawn(100 + number)
     found = whatif.meanwhile(setting, k)
-    plain = (1 - whatif.foreseen(setting, k)) * math.ceil((k * 2.0 + 3.0) / 13.0)
-    rounds = Counter({"block": 1.0, "plain": plain})
-    ms = rounds["block"] * (10.0 + k * 0.5 + 3.0) + rounds["plain"] * 13.0
-    tokens = rounds["block"] * (1 + 0.6 + 0.36 + 0.216) + rounds["plain"]
-    assert found.ratio == pytest.approx(tokens / ms * 13.0) and found.share_with_block == pytest.approx(1 / (1 + plain))
+    assert found.ratio == pytest.approx(counted(setting, k, 4000, random.Random(number)), rel=0.05)
     assert whatif.predicted(setting, k).ratio == max(found.ratio, whatif.waiting(setting, k).ratio)
+
+
+def test_extremes_are_numbers() -> None:
+    for setting in (
+        Setting(20.0, 0.0, (0.0,)),
+        Setting(20.0, 9e6, (1.0,), rtt_ms=9e6),
+        Setting(1e-3, 9e6, (0.5,), row_ms=9e6),
+        Setting(9e6, 0.0, (1.0,)),
+        Setting(5.0, 5.0, (0.0, 1.0), foresight=1.0),
+    ):
+        told = advice.what_if(setting)
+        assert told["ratio"] >= 1.0 and json.dumps(told, allow_nan=False)
+        text = "\n".join(advice.said(told))
+        assert "nan" not in text and "inf" not in text and "acceptance of 0.00" not in text
 
 
 def test_points_of_balance() -> None:
