@@ -11,10 +11,13 @@ from typing import Any
 
 from specdec.bench.prompts import PROMPTS, load_prompts
 from specdec.client import Client, Delta, Finished, Options, Prompt, SpeculativeStats, Started
-from specdec.errors import ProtocolFault, SpecdecError
+from specdec.errors import InvalidRequest, Overloaded, ProtocolFault, SpecdecError
 from specdec.terms import Origin, SamplingParams
 
 __all__ = ["PROMPTS", "Answer", "Question", "Slice", "ask", "ask_all", "load_prompts"]
+
+
+OF_QUESTIONS = (InvalidRequest, Overloaded)  # say nothing of others: too long for this model, too many at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ async def ask_all(
     tolerant: bool = False,
 ) -> Slice:
     """All questions, `concurrency` at a time; with `due`, each not before so many seconds. The first failure ends it, unless `tolerant`:
-    then an answer tells its error, and only a turn without any answer fails."""
+    then an answer tells its error, and only a turn without any answer fails, unless these questions were refused as such."""
     answers: list[Answer | None] = [None] * len(questions)
     failures: list[SpecdecError] = []
     waiting = iter(enumerate(questions))
@@ -110,8 +113,8 @@ async def ask_all(
         await asyncio.create_task(all_streams())
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
-    if failures and len(failures) == len(questions):
-        raise failures[0]
+    if len(failures) == len(questions) and not all(isinstance(error, OF_QUESTIONS) for error in failures):
+        raise next(error for error in failures if not isinstance(error, OF_QUESTIONS))
     return Slice(tuple(answer for answer in answers if answer is not None), time.perf_counter() - began)
 
 

@@ -198,13 +198,13 @@ COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("tokens/s", lambda f: _with(f["tokens_per_s"], f["tokens_per_s_ci"], 1)),
     ("ratio", lambda f: "" if not f["ratio"] else _with(f["ratio"]["mean"], _pair(f["ratio"]), 2)),
     ("first token p50", lambda f: _with(f["first_token_ms_p50"], f["first_token_ms_p50_ci"], 0)),
-    ("p95", lambda f: f"{f['first_token_ms_p95']:.0f}"),
-    ("p99", lambda f: f"{f['first_token_ms_p99']:.0f}"),
+    ("p95", lambda f: tables.number(f["first_token_ms_p95"], 0)),
+    ("p99", lambda f: tables.number(f["first_token_ms_p99"], 0)),
     ("per token p50", lambda f: _with(f["time_per_token_ms_p50"], f["time_per_token_ms_p50_ci"], 1)),
-    ("between p50", lambda f: f"{f['between_arrivals_ms_p50']:.1f}"),
-    ("p95", lambda f: f"{f['between_arrivals_ms_p95']:.1f}"),
+    ("between p50", lambda f: tables.number(f["between_arrivals_ms_p50"], 1)),
+    ("p95", lambda f: tables.number(f["between_arrivals_ms_p95"], 1)),
     ("p99", lambda f: _with(f["between_arrivals_ms_p99"], f["between_arrivals_ms_p99_ci"], 1)),
-    ("jitter", lambda f: f"{f['jitter_ms']:.1f}"),
+    ("jitter", lambda f: tables.number(f["jitter_ms"], 1)),
     ("goodput/s", lambda f: "" if f["goodput_per_s"] is None else f"{f['goodput_per_s']:.2f} ({f['goodput_share']:.0%})"),
     ("answers", lambda f: str(f["answers"])),
     ("errors", lambda f: str(f["errors"])),
@@ -316,8 +316,8 @@ def _said(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _with(value: float, between: Sequence[float] | None, digits: int) -> str:
-    shown = f"{value:.{digits}f}"
+def _with(value: float | None, between: Sequence[float] | None, digits: int) -> str:
+    shown = tables.number(value, digits)
     if between is None or between[0] == between[1]:
         return shown
     return f"{shown}<br><small>{between[0]:.{digits}f} to {between[1]:.{digits}f}</small>"

@@ -154,6 +154,7 @@ def times(cells: Sequence[Mapping[str, Any]]) -> Drawn | None:
             for index, way in enumerate(ways):
                 shift = 0.22 * (index - (len(ways) - 1) / 2)
                 held = [(i + shift, cell["ways"][way]) for i, cell in enumerate(rows) if way in cell["ways"]]
+                held = [one for one in held if one[1][point] is not None]
                 colour = COLOURS.get(way, COLOURS["c4"])
                 ys = [y for y, _ in held]
                 axes.hlines(ys, [f[point] for _, f in held], [f[bar] for _, f in held], color=colour, lw=1.6)

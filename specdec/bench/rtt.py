@@ -24,6 +24,7 @@ from specdec.bench.load import load_prompts
 from specdec.bench.progress import Progress
 from specdec.bench.rounds import add_model_flags
 from specdec.bench.system import Models, Services, pools
+from specdec.bench.tables import number
 from specdec.client import Client
 from specdec.errors import SpecdecError
 from specdec.terms import SamplingParams
@@ -90,8 +91,8 @@ def table(found: Sequence[dict[str, Any]]) -> str:
                 rows.append([
                     f"{one['rtt_ms']:g} ms", str(cell["concurrency"]), way, f"{figure['tokens_per_s']:.1f}",
                     f"{figure['tokens_per_s'] / (base.get((cell['concurrency'], way)) or 1):.2f}x",
-                    f"{ratio['mean']:.2f}x" if ratio else "", between, f"{figure['first_token_ms_p50']:.0f}",
-                    f"{figure['time_per_token_ms_p50']:.1f}", "" if figure["hit_rate"] is None else f"{figure['hit_rate']:.2f}",
+                    f"{ratio['mean']:.2f}x" if ratio else "", between, number(figure["first_token_ms_p50"], 0),
+                    number(figure["time_per_token_ms_p50"], 1), "" if figure["hit_rate"] is None else f"{figure['hit_rate']:.2f}",
                     "-" if figure["differing"] is None else str(figure["differing"]),
                 ])  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]

@@ -37,12 +37,10 @@ def table(cell: Mapping[str, Any]) -> list[list[str]]:
             f"{figure['tokens_per_s']:.1f}",
             "" if found is None else f"{found['mean']:.2f}x",
             between if found is not None and found["low"] != found["high"] else "",
-            f"{figure['first_token_ms_p50']:.0f}",
-            f"{figure['time_per_token_ms_p50']:.1f}",
-            f"{figure['time_per_token_ms_p99']:.1f}",
-            _optional(figure["mean_acceptance_length"]),
-            _optional(figure["tokens_per_round"]),
-            _optional(figure["hit_rate"]),
+            number(figure["first_token_ms_p50"], 0),
+            number(figure["time_per_token_ms_p50"], 1),
+            number(figure["time_per_token_ms_p99"], 1),
+            *(number(figure[name], 2) for name in ("mean_acceptance_length", "tokens_per_round", "hit_rate")),
             "-" if figure["differing"] is None else str(figure["differing"]),
             str(figure["errors"]),
         ])  # fmt: skip
@@ -141,5 +139,6 @@ def harmless(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
 
 
-def _optional(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def number(value: float | None, digits: int) -> str:
+    """Nothing where nothing was measured: a zero means zero."""
+    return "" if value is None else f"{value:.{digits}f}"

@@ -66,7 +66,7 @@ def _known(values: Sequence[float | None]) -> list[float]:
 
 
 def latencies(runs: Sequence[Run]) -> dict[str, Any]:
-    """Of all whole answers; `…_ci` = 95 % by the bootstrap over the repeats, None for one repeat."""
+    """Of all whole answers, None where none has such a time; `…_ci` = 95 % by the bootstrap over the repeats, None for one repeat."""
     answers = [one for run in runs for one in run.answers]
     found: dict[str, Any] = {}
     for name, values in (
@@ -75,9 +75,11 @@ def latencies(runs: Sequence[Run]) -> dict[str, Any]:
         ("between_arrivals", [gap for one in answers for gap in gaps_s(one)]),
         ("answer", [one.total_s for one in answers]),
     ):
-        found |= {f"{name}_ms_p{100 * share:.0f}": round(1e3 * figures.percentile(values, share), 2) for share in QUANTILES}
+        found |= {
+            f"{name}_ms_p{100 * share:.0f}": round(1e3 * figures.percentile(values, share), 2) if values else None for share in QUANTILES
+        }
     jitters = _known([jitter_s(one) for one in answers])
-    found["jitter_ms"] = round(1e3 * float(np.mean(jitters)), 2) if jitters else 0.0
+    found["jitter_ms"] = round(1e3 * float(np.mean(jitters)), 2) if jitters else None
     found["first_token_ms_p50_ci"] = _interval(runs, lambda run: [one.first_s for one in run.answers], 0.5)
     found["time_per_token_ms_p50_ci"] = _interval(runs, lambda run: _known([per_token_s(one) for one in run.answers]), 0.5)
     found["between_arrivals_ms_p99_ci"] = _interval(runs, lambda run: [gap for one in run.answers for gap in gaps_s(one)], 0.99)

@@ -158,8 +158,8 @@ def _why(figure: Mapping[str, Any], base: Mapping[str, Any], baseline: str = NON
             reasons.append("at this cost of a round not even a draft that is always right would pay")
     elif figure.get("share_with_block", 0.0) < economics.LEAST_SHARE:
         reasons.append("hardly any round had a block: there is no draft, or the service found that it does not pay")
-    first, before = figure.get("first_token_ms_p50", 0.0), base.get("first_token_ms_p50", 0.0)
-    if before and first > SLOW_FIRST_TOKEN * before:
+    first, before = figure.get("first_token_ms_p50"), base.get("first_token_ms_p50")
+    if before and first and first > SLOW_FIRST_TOKEN * before:
         reasons.append(f"the first token comes later: {first:.0f} ms for {before:.0f} ms")
     if figure.get("goodput_share") is not None and base.get("goodput_share") is not None:
         reasons.append(

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from specdec.bench import page, tables
 from specdec.bench import report as reports
-from specdec.bench import tables
 from specdec.bench.experiment import Cell, Experiment, Outcome, Turn, run
 from specdec.bench.load import PROMPTS, load_prompts
 from specdec.bench.progress import Progress
@@ -198,3 +198,22 @@ def test_a_way_that_fails_at_the_warm_up_leaves_ctrl_c_as_it_was() -> None:
         return task.cancelling()
 
     assert asyncio.run(marked()) == 0
+
+
+def test_a_cell_whose_questions_are_all_refused_has_no_times_and_ends_nothing() -> None:
+    """An answer that cannot be as long as asked for is refused; the other cells are measured, and no time of 0 ms is made up."""
+
+    class Short(FakeClient):
+        async def generate(self, prompt: Any, sampling: SamplingParams, **options: Any) -> Any:  # type: ignore[override]
+            if sampling.max_tokens == 7:
+                raise InvalidRequest("sampling.max_tokens", "must leave room in the window")
+            async for event in super().generate(prompt, sampling, **options):
+                yield event
+
+    grid = dataclasses.replace(SMALL, concurrencies=(1,), temperatures=(0.0,), output_lengths=(1, 7), repeats=2, primed=True)
+    told = found(Short(), grid)
+    one, refused = told["cells"]
+    assert refused["verdict"] is None and [figure["errors"] for figure in refused["ways"].values()] == [4] * 3 and told["errors"] == 12
+    assert one["ways"]["none"]["time_per_token_ms_p50"] is None is refused["ways"]["fixed"]["first_token_ms_p99"]
+    assert tables.table(refused)[1][4:7] == ["", "", ""] and "must leave room" in str(told["turns"])
+    assert "4" in page.page(told | {"machine": {}, "versions": {}})[0] and json.dumps(told, allow_nan=False)
