@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 
 from specdec.errors import Unavailable
 
 TIMEOUT_S = 5.0
+MOST_BYTES = 1 << 26
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -19,21 +22,35 @@ Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 async def scrape(address: str) -> Samples:
     """`address` = host:port. Raises Unavailable."""
-    return parse(await asyncio.to_thread(_fetch, address))
+    told = parse(await asyncio.to_thread(_fetch, address))
+    if not told:
+        raise Unavailable(f"no metrics at {address}: whoever answers there tells something else")
+    return told
 
 
 def _fetch(address: str) -> str:
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
-            return str(answer.read().decode())
-    except (OSError, ValueError) as error:
-        raise Unavailable(f"no metrics at {address}: {error}") from error
+            text = answer.read(MOST_BYTES).decode()
+            if answer.length:  # the rest of the last number is missing
+                raise ValueError("the answer ends early, or is too long")
+            return str(text)
+    except (OSError, ValueError, HTTPException) as error:
+        raise Unavailable(f"no metrics at {address}: {error or type(error).__name__}") from error
 
 
 def parse(text: str) -> Samples:
-    """Prometheus' text format, without time stamps."""
-    matches = (_SAMPLE.fullmatch(line) for line in text.splitlines() if not line.startswith("#"))
-    return {(m[1], frozenset(_LABEL.findall(m[2] or ""))): float(m[3]) for m in matches if m is not None}
+    """Prometheus' text format, without time stamps. What is no number, or no finite one, is left out."""
+    matches = [m for line in text.splitlines() if not line.startswith("#") and (m := _SAMPLE.fullmatch(line)) is not None]
+    return {(m[1], frozenset(_LABEL.findall(m[2] or ""))): value for m in matches if (value := _finite(m[3])) is not None}
+
+
+def _finite(said: str) -> float | None:
+    try:
+        value = float(said)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import pytest
 
-from specdec.bench.scrape import parse
+from specdec.bench.scrape import parse, scrape
 from specdec.cli import top
 from specdec.cli.main import main
 from specdec.cli.top_view import FALLBACKS, Look, Table, plain, tables
+from specdec.errors import Unavailable
 from specdec.runtime import extras
 from specdec.runtime.telemetry import Telemetry
 from tests.metric_names import sample_labels
@@ -220,6 +221,31 @@ def test_what_is_wrong_is_said(words: list[str], said: str, capsys: pytest.Captu
     with contextlib.suppress(SystemExit):
         assert main(["top", "--once", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\r\n\r\n",  # a port that speaks gRPC
+        b"HTTP/1.1 200 OK\r\nContent-Length: 19\r\n\r\n<html>\nhello world\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\nspecdec_ready 1\nspecdec_rounds_total 12",  # of 1234, perhaps
+        b"",
+    ],
+)
+def test_what_is_no_metrics_port_is_unavailable(answer: bytes) -> None:
+    async def told() -> None:
+        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            writer.close()
+
+        async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            with pytest.raises(Unavailable, match=f"no metrics at {host}:{port}: ."):
+                await scrape(f"{host}:{port}")
+
+    asyncio.run(told())
+    assert parse("a NaN\nb +Inf\nc text\nd 1") == {("d", frozenset()): 1.0}
 
 
 def test_without_rich_it_says_what_to_install(
