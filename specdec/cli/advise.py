@@ -75,11 +75,16 @@ def _change(arguments: argparse.Namespace) -> Change:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    from specdec.bench.report import FORMAT
+
     file = path / "report.json" if path.is_dir() else path
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if not {"summary", "cells", "settings"} <= found.keys():
             raise ValueError("not a report of specdec bench")
+        if found.get("format") != FORMAT:
+            told = f"written by another version (format {found.get('format')}, this one reads {FORMAT})"
+            raise ValueError(f"{told}; the command of its sweep writes it anew")
         return found
     except FileNotFoundError as error:
         told = "the sweep has not ended: run its command again, it goes on" if path.is_dir() else "no such file"
@@ -90,7 +95,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _of_reports(reports: list[tuple[Path, dict[str, Any]]], change: Change) -> dict[str, Any]:
     """Of one: what it says. Of several: each under its name and machine."""
-    told = [_of_report(report, change) for _, report in reports]
+    told = [_of_file(path, report, change) for path, report in reports]
     if len(told) == 1:
         return told[0]
     lines = []
@@ -98,6 +103,14 @@ def _of_reports(reports: list[tuple[Path, dict[str, Any]]], change: Change) -> d
         machine = report.get("machine") or {}
         lines += [f"== {path}: {machine.get('processor', 'unknown machine')}, {machine.get('cores', '?')} cores", *one["lines"], ""]
     return {"lines": lines, "results": [{"result": str(path), **one} for (path, _), one in zip(reports, told, strict=True)]}
+
+
+def _of_file(path: Path, report: dict[str, Any], change: Change) -> dict[str, Any]:
+    try:
+        return _of_report(report, change)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        told = f"{path}: is not a whole report of this version ({type(error).__name__}: {error})"
+        raise InvalidRequest("FILE|DIR", f"{told}; the command of its sweep writes it anew") from error
 
 
 def _of_report(report: dict[str, Any], change: Change) -> dict[str, Any]:

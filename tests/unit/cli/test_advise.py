@@ -78,6 +78,8 @@ def test_of_a_running_service(endpoint: str, metrics: str, tmp_path: Path, capsy
         (["/nowhere.json"], "no such file"),
         (["{folder}"], "has not ended"),
         (["{other}"], "not a report"),
+        (["{old}"], "format 1, this one reads"),
+        (["{broken}", "--rtt-ms", "5"], "not a whole report"),
         (["{result}", "--endpoint", "127.0.0.1:1"], "FILE|DIR"),
         (["{result}", "--acceptance", "1.2"], "--acceptance"),
         (["{result}", "--rtt-ms", "-1"], "--rtt-ms"),
@@ -89,6 +91,10 @@ def test_refusals_name_what_is_wrong(
     words: list[str], named: str, result: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "other.json").write_text("{}")
-    places = {"{folder}": str(tmp_path), "{other}": str(tmp_path / "other.json"), "{result}": str(result)}
+    whole = json.loads((result / "report.json" if result.is_dir() else result).read_text())
+    (tmp_path / "old.json").write_text(json.dumps(whole | {"format": 1}))
+    (tmp_path / "broken.json").write_text(json.dumps(whole | {"cells": [{"name": "a"}]}))
+    places = {"{old}": str(tmp_path / "old.json"), "{broken}": str(tmp_path / "broken.json")}
+    places |= {"{folder}": str(tmp_path), "{other}": str(tmp_path / "other.json"), "{result}": str(result)}
     assert main(["advise", *(places.get(word, word) for word in words)]) == 2
     assert named in capsys.readouterr().err
