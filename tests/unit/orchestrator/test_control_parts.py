@@ -110,6 +110,23 @@ def test_a_machine_that_became_slower_is_learned() -> None:
     assert curve.at(4) == pytest.approx(30.0, rel=0.05)
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 200), st.floats(0.1, 100.0)), min_size=1, max_size=60),
+    st.lists(st.integers(0, 250), min_size=1, max_size=10),
+)
+@settings(max_examples=60, deadline=None)
+def test_who_asks_after_each_step_hears_the_same(seen: list[tuple[int, float]], asked: list[int]) -> None:
+    """The curve is kept while its means have hardly moved."""
+    kept, late = StepTime(), StepTime()
+    for rows, ms in seen:
+        for curve in (kept, late):
+            curve.learn(rows, ms)
+        kept.at(rows)
+    for rows in asked:
+        if rows <= max(rows for rows, _ in seen):  # beyond, a slope carries on what little they differ
+            assert kept.at(rows) == pytest.approx(late.at(rows), rel=0.02)
+
+
 # --- choice -----------------------------------------------------------------------------------------------------------
 
 gains = st.lists(st.floats(0.01, 1.0), max_size=6).map(lambda chances: [math.prod(chances[: i + 1]) for i in range(len(chances))])

@@ -10,10 +10,21 @@ import pytest
 from orchestrator.events import Admitted, Observe
 from orchestrator.observe import Observer
 from orchestrator.output import GenerationStats
-from orchestrator.tracing import session
+from orchestrator.tracing import UNTRACED, session
 from specdec.runtime.telemetry import Telemetry
 from specdec.terms import SamplingParams
 from tests.collector import attributes, collector
+
+ROUND_COUNTERS = (
+    "specdec.rounds",
+    "specdec.decided.tokens",
+    "specdec.draft.rounds",
+    "specdec.draft.tokens",
+    "specdec.accepted.tokens",
+    "specdec.accepted.tokens.per_position",
+    "specdec.lookahead.rounds",
+    "specdec.draftless.rounds",
+)
 
 
 class Counted:
@@ -51,6 +62,21 @@ def test_f104_drafted_is_what_was_verified(counted: Counted) -> None:
     origins = {word: counted.total("specdec.decided.tokens", origin=word) for word in ("accepted", "corrected", "bonus", "plain")}
     assert origins == {"accepted": 4, "corrected": 2, "bonus": 1, "plain": 1}
     assert counted.total("specdec.draftless.rounds", reason="miss") == 1
+
+
+async def test_rounds_that_went_alike_count_each(counted: Counted) -> None:
+    """They are recorded in one piece, later."""
+    rounds = [("hit", 3, 3, 4), ("hit", 3, 3, 4), ("late", 2, 0, 1), ("hit", 3, 3, 4), ("miss", 0, 0, 1)]
+    for outcome, verified, accepted, decided in rounds:
+        counted.observer.later_round(Observe(outcome, verified, accepted, decided), UNTRACED)
+    assert counted.total("specdec.rounds") == 0
+    counted.observer.flush()
+    together = {name: counted.total(name) for name in ROUND_COUNTERS}
+    counted.observer.flush()
+    assert {name: counted.total(name) for name in ROUND_COUNTERS} == together, "once"
+    counted.rounds(rounds)
+    assert {name: counted.total(name) for name in ROUND_COUNTERS} == {name: 2 * count for name, count in together.items()}
+    assert together["specdec.rounds"] == 5 and together["specdec.accepted.tokens"] == 9
 
 
 def test_f105_counts_are_observed_and_not_reconstructed(counted: Counted) -> None:
