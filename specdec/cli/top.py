@@ -64,11 +64,12 @@ def _watch(arguments: argparse.Namespace, look_again: Callable[[], Look]) -> int
     if sys.stdout.isatty():
         need("tools")
         return _live(arguments, before, look_again)
-    while True:
-        time.sleep(arguments.interval)
-        after = look_again()
-        print(plain(tables(before, after)), flush=True)
-        before = after
+    with _heard_interrupts() as rest:
+        while True:
+            rest(arguments.interval)
+            after = look_again()
+            print(plain(tables(before, after)), flush=True)
+            before = after
 
 
 @contextlib.contextmanager
@@ -151,27 +152,44 @@ def _live(arguments: argparse.Namespace, before: Look, look_again: Callable[[], 
     """On the terminal's other screen, so that the one before is there again whatever ends this."""
     from rich.live import Live
 
-    with _heard_interrupts(), Live(_group(tables(before, before)), screen=True, auto_refresh=False) as live:
+    with _heard_interrupts() as rest, Live(_group(tables(before, before)), screen=True, auto_refresh=False) as live:
         while True:
-            time.sleep(arguments.interval)
+            rest(arguments.interval)
             after = look_again()
             live.update(_group(tables(before, after)), refresh=True)
             before = after
 
 
 @contextlib.contextmanager
-def _heard_interrupts() -> Iterator[None]:
-    """Ctrl-C ends the view wherever it is. `asyncio.run` leaves a handler alone that is not Python's own; with its own it cancels the look
-    of that moment, which may just be over, and the Ctrl-C with it."""
+def _heard_interrupts() -> Iterator[Callable[[float], None]]:
+    """Ctrl-C ends the view at its next rest, or in it; a second one ends it wherever it is. Raised inside a look it would end in whichever
+    task or thread runs at that moment, and be told with all its stack. `asyncio.run` leaves a handler alone that is not Python's own; with
+    its own it cancels the look, which may just be over, and the Ctrl-C with it. Yields how to rest, in seconds."""
+    heard = resting = False
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        nonlocal heard
+        if heard or resting:
+            raise KeyboardInterrupt
+        heard = True
+
+    def rest(seconds: float) -> None:
+        nonlocal resting
+        resting = True
+        try:
+            if heard:
+                raise KeyboardInterrupt
+            time.sleep(seconds)
+        finally:
+            resting = False
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield
+        yield rest
     finally:
         signal.signal(signal.SIGINT, before)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _group(found: Sequence[Table]) -> Group:

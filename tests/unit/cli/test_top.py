@@ -298,8 +298,27 @@ def test_a_ctrl_c_that_a_look_swallows_is_heard() -> None:
     async def deaf() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(5)
+            await asyncio.sleep(0)
 
     asyncio.run(deaf())
     with pytest.raises(KeyboardInterrupt), top._heard_interrupts():
         asyncio.run(deaf())
+
+
+def test_a_ctrl_c_inside_a_look_waits_for_its_end_and_a_second_one_does_not() -> None:
+    """Raised there it would be lost in some task, or told with the stack of whatever ran."""
+    ended = []
+
+    async def looking() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0)
+        ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt), top._heard_interrupts() as rest:
+        asyncio.run(looking())
+        rest(60.0)
+    with pytest.raises(KeyboardInterrupt), top._heard_interrupts() as rest:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.append(False)
+    assert ended == [True]
