@@ -67,7 +67,7 @@ class Report:
         served, idle = (self.served + 1, 0) if beat.sessions else (0, 0 if ours else self.idle + 1)
         now = Report(1.0, others, 0, full, beat.sessions, 0.0, served, idle, self.tried or bool(beat.sessions))
         if isinstance(beat, DraftLoad):
-            return replace(now, late=beat.late_share)
+            return replace(now, late=min(max(0.0, beat.late_share), 1.0))  # whatever it says, NaN included
         first = self == Report()
         step_ms = beat.predicted_step_ms if first else STEP_MEMORY * self.step_ms + (1 - STEP_MEMORY) * beat.predicted_step_ms
         return replace(now, step_ms=max(1.0, step_ms), queued=beat.queued)

@@ -179,6 +179,12 @@ def test_a_draft_that_is_late_counts_as_a_full_one() -> None:
     assert Report().heard(DraftLoad(1.0, 0.0, 4, 90, 100), 4).load(4) > 5 * good.load(4)
 
 
+@pytest.mark.parametrize("share", [float("nan"), -5.0, float("inf"), float("-inf")])
+def test_F51_a_draft_cannot_talk_itself_into_sessions(share: float) -> None:
+    honest, liar = (Report().heard(DraftLoad(0.0, told, 4, 0, 100), 4) for told in (0.0, share))
+    assert honest.load(4) <= liar.load(4) <= 4 * honest.load(4)
+
+
 def share_of_the_slow(targets: int, busy: int, turns: bool, *, seed: int = 0, sessions: int = 1000) -> float:
     """Share of the placements that come to a target ten times slower than its siblings, while `busy` sessions run. Who is served faster
     ends sooner. `turns`: they are turns of 50 talks, not texts of their own."""
