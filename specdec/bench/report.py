@@ -221,7 +221,13 @@ def _slow(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
     found = []
     for way in experiment.ways:
         held = [run for run in runs if run.turn.way == way and run.turn.cell.rate is not None]
-        if held and 2 * sum(_falls_behind(run, experiment.due(run.turn)) for run in held) > len(held):
+        bursts = [run for run in held if run.answers and experiment.due(run.turn)[-1] < min(one.total_s for one in run.answers)]
+        if 2 * len(bursts) > len(held):
+            found.append(
+                f"{held[0].turn.cell}, {way}: all questions of a turn came before the first was answered: this is a burst and no steady "
+                "load; a larger --batch or a lower --rate would be"
+            )
+        elif held and 2 * sum(_falls_behind(run, experiment.due(run.turn)) for run in held) > len(held):
             found.append(
                 f"{held[0].turn.cell}, {way}: questions came faster than they were answered; the times are those of a queue that grows, "
                 "and would be longer with a larger --batch"

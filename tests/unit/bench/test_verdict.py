@@ -150,6 +150,9 @@ def test_a_queue_that_grows_is_told() -> None:
     quick = [replace(one, seconds=9.0, said=tuple(replace(one.said[0], seed=i) for i in range(16))) for one in turns]
     assert any("faster than they were answered" in note for note in made_up(slow, experiment)["notes"])
     assert not any("faster than they were answered" in note for note in made_up(quick, experiment)["notes"])
+    burst = replace(experiment, rates=(400.0,))
+    at_once = [replace(one, turn=replace(one.turn, cell=burst.cells[0])) for one in quick]
+    assert any("a burst and no steady load" in note for note in made_up(at_once, burst)["notes"])
 
 
 def test_texts_within_rounding_are_counted_and_no_defect() -> None:
