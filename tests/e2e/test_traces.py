@@ -19,7 +19,7 @@ from specdec.runtime.metrics import METRICS
 from specdec.terms import SamplingParams
 from tests import scraped
 from tests.collector import Collector, collector
-from tests.e2e.inprocess import Hosted, cluster, hurried
+from tests.e2e.inprocess import Hosted, cluster
 from tests.metric_names import family
 from tests.tiny import save_tiny
 
@@ -61,7 +61,7 @@ class Rig:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     model = save_tiny(tmp_path_factory.mktemp("model") / "tiny", seed=0, window=512)
-    with collector() as kept, hurried():
+    with collector() as kept:
         async with cluster(model, targets=0, drafts=0) as made:
             told: dict[str, Any] = {"otlp_endpoint": kept.url, "otlp_metrics_ms": 200}
             targets = [await made.begin_target(**told) for _ in range(2)]
