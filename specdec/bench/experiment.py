@@ -217,9 +217,8 @@ class _Asker:
             except Unavailable as error:
                 if time.monotonic() >= patience:
                     raise
-                self._notes.append(
-                    f"{turn.cell}, {turn.way}, repeat {turn.repeat + 1}: asked again, since nobody was there ({error})"[:200]
-                )
+                told = f"{turn.cell}, {turn.way}, repeat {turn.repeat + 1}: asked again, since nobody was there ({error})"[:200]
+                self._notes += [told] if told not in self._notes else []
                 await asyncio.sleep(AWAY_PAUSE_S)
 
     async def _count(self, prompt: Prompt) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -53,8 +54,14 @@ class Progress:
         filled = WIDTH * self._done // total
         left = self.left_s()
         time_left = "" if left is None else f", {_clock_time(left)} left"
-        line = f"[{'#' * filled}{'.' * (WIDTH - filled)}] {self._done}/{len(self._work)} {label}{time_left}"
-        self._stream.write(f"{CLEAR_LINE}{line[:120]}" if self._terminal else f"{line}\n")
+        bar, count = f"[{'#' * filled}{'.' * (WIDTH - filled)}]", f"{self._done}/{len(self._work)}"
+        if not self._terminal:
+            self._stream.write(f"{bar} {count} {label}{time_left}\n")
+        else:  # what wraps could not be written over; of a narrow terminal the time left has the first place
+            most = shutil.get_terminal_size().columns - 1
+            room = most - len(f"{bar} {count} {time_left}")
+            line = f"{bar} {count} {label[: max(0, room)]}{time_left}" if room >= 0 else f"{count}{time_left}"[:most]
+            self._stream.write(f"{CLEAR_LINE}{line}")
         self._stream.flush()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specdec.bench import page, tables
+from specdec.bench import experiment, page, tables
 from specdec.bench import report as reports
 from specdec.bench.experiment import Cell, Experiment, Outcome, Turn, run
 from specdec.bench.load import PROMPTS, load_prompts
@@ -102,7 +102,10 @@ def test_a_way_that_is_not_served_is_left_out_with_a_note() -> None:
         measured(FakeClient(refused=("auto",)), dataclasses.replace(SMALL, ways=("auto",)))
 
 
-def test_a_failure_leaves_what_was_measured() -> None:
+def test_a_failure_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "AWAY_S", 0.2)
+    monkeypatch.setattr(experiment, "AWAY_PAUSE_S", 0.01)
+
     class Ending(FakeClient):
         async def generate(self, *a: Any, **k: Any) -> Any:  # type: ignore[override]
             if len(self.asked) > 60:
@@ -114,6 +117,7 @@ def test_a_failure_leaves_what_was_measured() -> None:
     with pytest.raises(Unavailable):
         asyncio.run(run(Ending(), outcome, lambda turn, seconds: None))  # type: ignore[arg-type]
     told = reports.report(outcome, {"command": "c"})
+    assert len(outcome.notes) == 1 and "asked again" in outcome.notes[0], "once, however often"
     assert not told["complete"] and told["cells"] and len(told["turns"]) == len(outcome.done) > 0
     json.dumps(told)
 
@@ -156,6 +160,16 @@ def test_the_time_left_is_learnt_by_kind() -> None:
     progress.end("b", 2.0)
     assert progress.left_s() == pytest.approx(24.0)
     assert "2/6 b, 0:24 left" in screen.getvalue().split("\r")[-1]
+
+
+def test_a_narrow_terminal_keeps_the_time_left_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (80, 50, 20, 5):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        screen = Terminal()
+        progress = Progress(["x"] * 3, screen)
+        progress.end("16 streams, T = 0.7, creative, prompts of 2048, answers up to 512, fixed", 10.0)
+        line = screen.getvalue().split("\x1b[K")[-1]
+        assert len(line) < columns and ("0:20 left" in line or columns == 5)
 
 
 def test_a_file_gets_few_lines() -> None:
