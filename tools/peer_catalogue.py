@@ -76,7 +76,7 @@ def _ours(way: str, title: str) -> Contender:
     alone = way == "alone"
     flags = (*_MODEL, *(() if alone else _WITH_DRAFT), "--way", way)
     plain = "ours-none" if way in ("fixed", "auto") else ""
-    return Contender(f"ours-{way}", title, OURS, "with_specdec.py", _INT8 + (", draft int8" if plain else ""), flags, plain)
+    return Contender(f"ours-{way}", title, OURS, "with_specdec.py", _INT8 + (", draft int4" if plain else ""), flags, plain)
 
 
 def _transformers(key: str, title: str, dtype: str, more: tuple[str, ...] = (), plain: str = "") -> Contender:
