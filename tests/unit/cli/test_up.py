@@ -20,7 +20,7 @@ from specdec.cli.state import State
 from tests.waiting import wait_until
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("fake_specdec.py"))]
-pytestmark = [pytest.mark.unit, pytest.mark.timeout(60), pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and prctl")]
+pytestmark = [pytest.mark.unit, pytest.mark.timeout(180), pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and prctl")]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def specdec(model: Path, tmp_path: Path) -> Iterator[Run]:
     def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         models = ["--target-model", str(model), "--draft-model", str(model)] if words[0] == "up" else []
-        return subprocess.run([*COMMAND, *words, *models], capture_output=True, text=True, env={**os.environ, **environment}, timeout=50)
+        return subprocess.run([*COMMAND, *words, *models], capture_output=True, text=True, env={**os.environ, **environment}, timeout=100)
 
     yield run
     run("down", "--state", str(tmp_path / "state"))

@@ -199,7 +199,7 @@ async def test_F82_sessions_leave_a_liar_for_a_draft_that_helps(monkeypatch: pyt
     pools = Pools(monkeypatch, drafts=2)
     lie(pools.drafts[0], LIES["-1"][0])
     handles = [pools.start(f"s{i}", count=200) for i in range(12)]
-    got = await asyncio.wait_for(asyncio.gather(*map(fetch, handles)), 5)
+    got = await asyncio.wait_for(asyncio.gather(*map(fetch, handles)), 20)
     assert got == [answer_of(prompt_of(f"s{i}"), 200) for i in range(12)]
     assert len(pools.drafts[1].seen) == 12 and pools.drafts[0].not_found == 0
     await settle()
