@@ -92,7 +92,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _admitted(self, message: pb.GenerateRequest, meter: RequestMeter) -> _Admitted:
         vocabulary = self._text.vocabulary
         request = parse(message, self._defaults, vocabulary.size, vocabulary.eos_ids)
-        prepared = await self._work.run(partial(prepare, self._text, request))
+        prepared = await self._work.run(partial(prepare, self._text, request), message.ByteSize(), placed=True)
         if meter.keeps_content:
             meter.asked(_words(message))
         constrained = request.sampling.grammar is not None

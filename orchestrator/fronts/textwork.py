@@ -18,7 +18,8 @@ from orchestrator.stops import StopMatcher
 from orchestrator.text import TextModel, template_args
 from specdec.errors import InvalidRequest, Overloaded
 
-THREADS = 2  # so that one long prompt does not hold up all short ones
+THREADS = 2  # for short texts
+LARGE_BYTES = 256 << 10  # messages beyond it have one thread among them: 4 MiB of text take 2 s and 600 MB while they are read
 MAX_TASKS = 2048  # running and waiting; more than admission lets in by default, so that it is admission that refuses a burst
 MAX_BYTES = 64 << 20  # of their messages, for calls that need no place: what is read of one takes many times its size
 RETRY_AFTER_MS = 1000
@@ -28,22 +29,26 @@ T = TypeVar("T")
 class TextWork:
     def __init__(self, threads: int = THREADS, max_tasks: int = MAX_TASKS) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="text")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large text")
         self._max_tasks = max_tasks
         self._tasks = self._bytes = 0
 
-    async def run(self, work: Callable[[], T], size: int = 0) -> T:
-        """`size` = bytes of the message, where nothing else bounds them. Raises Overloaded when MAX_TASKS or MAX_BYTES wait already. A
-        caller that goes away takes its waiting work with it."""
-        if self._tasks >= self._max_tasks or self._bytes + size > MAX_BYTES:
+    async def run(self, work: Callable[[], T], size: int = 0, placed: bool = False) -> T:
+        """`size` = bytes of the message; `placed` = admission bounds them. Raises Overloaded when MAX_TASKS, or MAX_BYTES of messages
+        without a place, wait already. A caller that goes away takes its waiting work with it."""
+        held = 0 if placed else size
+        if self._tasks >= self._max_tasks or self._bytes + held > MAX_BYTES:
             raise Overloaded(f"{self._tasks} texts or grammars wait already", RETRY_AFTER_MS)
-        self._tasks, self._bytes = self._tasks + 1, self._bytes + size
+        self._tasks, self._bytes = self._tasks + 1, self._bytes + held
+        pool = self._large if size > LARGE_BYTES else self._pool
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
         finally:
-            self._tasks, self._bytes = self._tasks - 1, self._bytes - size
+            self._tasks, self._bytes = self._tasks - 1, self._bytes - held
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._large):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def encode(text_model: TextModel, prompt: Text | Ids | Chat, add_special_tokens: bool = True) -> tuple[int, ...]:

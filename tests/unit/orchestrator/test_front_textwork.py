@@ -33,6 +33,24 @@ async def test_bytes_that_wait_are_bounded_and_given_back() -> None:
     work.close()
 
 
+async def test_large_texts_are_read_one_at_a_time_and_hold_up_no_short_one() -> None:
+    work, open_, begun = TextWork(), threading.Event(), threading.Semaphore(0)
+
+    def read() -> bool:
+        begun.release()
+        return open_.wait(20)
+
+    size = textwork.LARGE_BYTES + 1
+    gone, *others = [asyncio.create_task(work.run(read, size, placed)) for placed in (True, False, True)]
+    await asyncio.to_thread(begun.acquire)
+    gone.cancel()  # its thread is not free before it has ended
+    assert await work.run(lambda: True, textwork.LARGE_BYTES)
+    assert not begun.acquire(blocking=False)
+    open_.set()
+    assert all(await asyncio.gather(*others))
+    work.close()
+
+
 def test_what_a_client_may_send_fits_a_message_of_its_own_limit() -> None:
     largest_id = 4  # bytes of one below 2^28
     assert MAX_PROMPT_BYTES + 2 * largest_id * MAX_PROMPT_TOKENS + MAX_GRAMMAR_BYTES < MAX_CALL_BYTES
