@@ -113,6 +113,16 @@ def held(driver: Driver, name: str) -> int:
     return driver.pools.targets.places.sessions[name]
 
 
+async def answers_on(driver: Driver, name: str, wave: str) -> asyncio.Future[list[list[int]]]:
+    """Answers that have begun, one of them at least there: who gets a session is drawn, and one that just came back gets them singly."""
+    for turn in range(20):
+        running = answers(driver, f"{wave}{turn}-")
+        await until(lambda running=running: running.done() or decided(driver) > 20 and held(driver, name) > 0)
+        if not running.done():
+            return running
+    raise AssertionError(f"{name} got no session")
+
+
 def decided(driver: Driver) -> int:
     return min((live.generation.decided for live in driver._live.values()), default=0)
 
@@ -131,8 +141,7 @@ async def test_F135_F152_scaled_to_two_one_stalls_and_back_to_one(targets: Targe
         reference = await running
         assert all(len(tokens) == COUNT for tokens in reference) and await more == reference
 
-        running = answers(driver, "c")
-        await until(lambda: decided(driver) > 20 and held(driver, one) > 0)
+        running = await answers_on(driver, one, "c")
         targets.processes[0].kill(signal.SIGSTOP)
         assert await running == reference
         assert [peer.name for peer in driver.pools.targets.connected] == [two], "the other one served"
@@ -145,8 +154,7 @@ async def test_F135_F152_scaled_to_two_one_stalls_and_back_to_one(targets: Targe
         monkeypatch.setattr(driver._handover, "_moved", lambda pool, reason: moved.append(reason))
         lost: list[int] = []
         monkeypatch.setattr(driver, "lost", lambda pool, name, reason: lost.append(held(driver, name)))
-        running = answers(driver, "d")
-        await until(lambda: decided(driver) > 20 and held(driver, one) > 0)
+        running = await answers_on(driver, one, "d")
         targets.processes[0].popen.send_signal(signal.SIGTERM)
         targets.records.remove(ADDRESSES[0])
         assert await running == reference
