@@ -99,7 +99,7 @@ def test_folders_that_hold_no_model(tmp_path):
         load_engine(EngineConfig(tmp_path))
 
 
-@pytest.mark.parametrize("bad", [{"dtype": "int4"}, {"path": "fast"}, {"device": "cuda"}, {"kv_tokens": 0}, {"threads": 0}, {"window": 0}])
+@pytest.mark.parametrize("bad", [{"dtype": "int3"}, {"path": "fast"}, {"device": "cuda"}, {"kv_tokens": 0}, {"threads": 0}, {"window": 0}])
 def test_config_is_checked_at_once(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         EngineConfig(**bad)
