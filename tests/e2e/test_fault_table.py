@@ -96,6 +96,6 @@ def test_every_fault_at_every_phase(tmp_path: Path, caplog: pytest.LogCaptureFix
     missing = {row for kind in (TARGET, DRAFT, CLIENT) for row in rows(kind)} - set(report.injected)
     assert not missing, sorted(map(str, missing))
     assert report.injected.total() >= LEAST
-    assert report.moved and report.answers >= 20
+    assert report.moved and report.answers >= 8
     defects = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert not defects, defects[0].getMessage()
