@@ -23,6 +23,12 @@ MOST = {
 MOST_TURNS = 200_000
 
 
+def _place(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("must name a folder or a file")
+    return Path(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--endpoint", metavar="HOST:PORT", help="the orchestrator (default: a system of its own)")
     add_credentials(parser)
@@ -49,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     judged.add_argument("--margin", type=float, default=0.03, metavar="M", help="ratios within 1 ± M are neutral (default: %(default)s)")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=_place,
         metavar="PATH",
         help="a folder: raw times as they come, report.json, .csv and .html; an interrupted sweep goes on there. NAME.json: one file",
     )

@@ -151,6 +151,12 @@ def test_refused_flags_are_named(words: list[str], capsys: pytest.CaptureFixture
     assert words[0].removeprefix("--") in capsys.readouterr().err
 
 
+def test_no_name_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--endpoint", "127.0.0.1:1", "--out", ""])
+    assert "--out: must name" in capsys.readouterr().err
+
+
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--endpoint", "127.0.0.1:1"]) == 2
     assert "nobody answers" in capsys.readouterr().err
