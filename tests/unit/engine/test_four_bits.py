@@ -16,29 +16,12 @@ from specdec.engine.lean import LeanModel
 from specdec.engine.native import NativeModel
 from specdec.engine.native import model as native_model
 from specdec.engine.native.kernels import Kernels, LinearStruct
-from specdec.native import build
-from specdec.native.build import KERNELS
-from tests.compiled import a_cpu_that_runs_them, supported  # noqa: F401  (a fixture)
+from tests.compiled import a_cpu_that_runs_them  # noqa: F401  (a fixture)
 from tests.tiny import tiny_gpt2, tiny_llama, tiny_qwen3
-from tests.tools import missing
 from tests.unit.engine.play import Turn, played, text, whole
 
 TEXT = text(150)
 LEVELS = np.array([-127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 71, 92, 127])
-
-
-@pytest.fixture(scope="module")
-def libraries() -> dict[str, Kernels]:
-    try:
-        return {kind: Kernels(KERNELS.find(kind, KERNELS.places()) or KERNELS.build(kind, KERNELS.places())) for kind in supported()}
-    except build.BuildFailed as reason:
-        missing(f"the engine's compiled kernels ({reason})", "run make setup, or make ci-tools on Debian")
-        raise
-
-
-@pytest.fixture(params=supported())
-def library(request, libraries) -> Kernels:
-    return libraries[request.param]
 
 
 def engine(make=tiny_llama, seed: int = 3, **options: object) -> Engine:

@@ -20,26 +20,11 @@ from specdec.engine.native.kernels import Kernels, LinearStruct
 from specdec.engine.shape import llama_shape
 from specdec.native import build
 from specdec.native.build import KERNELS
-from tests.compiled import KINDS, a_cpu_that_runs_them, supported  # noqa: F401  (a fixture)
+from tests.compiled import KINDS, a_cpu_that_runs_them  # noqa: F401  (a fixture)
 from tests.tiny import tiny_llama, tiny_qwen3
-from tests.tools import missing
 from tests.unit.engine.play import Turn, feed, played, text, whole
 
 TEXT = text(150)
-
-
-@pytest.fixture(scope="module")
-def libraries() -> dict[str, Kernels]:
-    try:
-        return {kind: Kernels(KERNELS.find(kind, KERNELS.places()) or KERNELS.build(kind, KERNELS.places())) for kind in supported()}
-    except build.BuildFailed as reason:
-        missing(f"the engine's compiled kernels ({reason})", "run make setup, or make ci-tools on Debian")
-        raise
-
-
-@pytest.fixture(params=supported())
-def library(request, libraries) -> Kernels:
-    return libraries[request.param]
 
 
 def engine(make=tiny_llama, seed: int = 3, **options: object) -> Engine:
