@@ -14,7 +14,8 @@ import grpc.aio
 import pytest
 
 from orchestrator import peers
-from orchestrator.peers import TARGET, Heard, Peer
+from orchestrator.peers import TARGET, Dialect, Heard, Peer
+from orchestrator.toll import BURST_S, FAIR
 from specdec import terms, wire
 from specdec.errors import Mismatch, Unavailable
 from specdec.runtime.channels import server_options
@@ -125,8 +126,8 @@ class Ears:
 
 
 @contextlib.asynccontextmanager
-async def dialled(port: int, ears: Ears) -> AsyncIterator[Peer]:
-    peer = Peer(f"127.0.0.1:{port}", TARGET, "o", ears)
+async def dialled(port: int, ears: Ears, dialect: Dialect = TARGET) -> AsyncIterator[Peer]:
+    peer = Peer(f"127.0.0.1:{port}", dialect, "o", ears)
     task = asyncio.create_task(peer.run())
     try:
         yield peer
@@ -198,6 +199,31 @@ async def test_a_peer_that_does_not_read_is_lost(monkeypatch: pytest.MonkeyPatch
             if len(ears.told) > 1:
                 break
     assert "MAX_OUTBOX" in ears.told[1] and most <= 50
+
+
+# --- a share of our time -----------------------------------------------------------------------------------------------
+
+
+async def test_who_is_not_trusted_waits_for_its_next_message_and_is_not_taken_for_silent() -> None:
+    """Each answer takes us long and asks for another. What is left unread for longer than a silence ends nothing."""
+    server, ears, work_s, begun = Server(), Ears(), 0.5, 0.0
+    took: list[float] = []
+
+    def dear(peer: Peer, heard: Heard) -> None:
+        if heard.items:
+            time.sleep(work_s)  # noqa: ASYNC251 - work, not a wait
+            took.append(time.monotonic() - begun)
+            peer.send(step("a", len(took) + 1))
+
+    ears.answer = dear
+    async with server.serving() as port, dialled(port, ears, replace(TARGET, trusted=False)) as peer:
+        await until(lambda: peer.connected)
+        begun = time.monotonic()
+        peer.send(step("a"))
+        await until(lambda: len(took) == 3)
+    assert work_s > peers.SILENCE_TICKS * TICK_S
+    assert ears.told == ["up"]
+    assert took[-1] >= (len(took) - 1) * work_s * FAIR + work_s - BURST_S
 
 
 # --- life and death ---------------------------------------------------------------------------------------------------
