@@ -33,18 +33,23 @@ def scrape(telemetry: Telemetry) -> bytes:
         return bytes(answer.read())
 
 
-def test_who_does_not_go_on_makes_way(telemetry: Telemetry) -> None:
+def test_who_does_not_go_on_makes_way(monkeypatch: pytest.MonkeyPatch, telemetry: Telemetry) -> None:
+    monkeypatch.setattr(scraped._Handler, "timeout", 60)  # nobody is hung up on for being slow
     with contextlib.ExitStack() as stack:
+        callers = []
         for i in range(4 * scraped.MAX_SCRAPES):
-            half = stack.enter_context(socket.create_connection(("127.0.0.1", telemetry.metrics_port)))
+            callers.append(stack.enter_context(socket.create_connection(("127.0.0.1", telemetry.metrics_port), timeout=20)))
             with contextlib.suppress(OSError):
-                half.sendall(HALVES[i % len(HALVES)])
+                callers[-1].sendall(HALVES[i % len(HALVES)])
+        for silent in callers[: scraped.MAX_SCRAPES : len(HALVES)]:  # half of all go on, and end
+            assert silent.recv(1) == b""
         wait_until(lambda: 0 < threads() <= scraped.MAX_SCRAPES, 10)
         assert b"target_info" in scrape(telemetry)
     wait_until(lambda: threads() == 0, 10)
 
 
 def test_a_silent_caller_is_hung_up_on(monkeypatch: pytest.MonkeyPatch, telemetry: Telemetry) -> None:
+    assert scraped._Handler.timeout == scraped.READ_S
     monkeypatch.setattr(scraped._Handler, "timeout", 0.05)
     with socket.create_connection(("127.0.0.1", telemetry.metrics_port), timeout=10) as silent:
         assert silent.recv(1) == b""
