@@ -185,12 +185,14 @@ class StepCost:
     FIRST_GUESS_MS = 50.0
     WEIGHT = 0.2
     LEAST = 0.25  # share of the smallest step seen that a smaller one costs in any case
+    MOST = 4.0  # means that a step counts at most: a process that was stopped for a second is no slow one for minutes
 
     def __init__(self) -> None:
         self._means: dict[int, tuple[float, float]] = {}  # power of two → rows, ms
 
     def seen(self, rows: int, took_ms: float) -> None:
         mean_rows, mean_ms = self._means.get(rows.bit_length(), (float(rows), took_ms))
+        took_ms = min(took_ms, self.MOST * mean_ms or took_ms)
         self._means[rows.bit_length()] = mean_rows + self.WEIGHT * (rows - mean_rows), mean_ms + self.WEIGHT * (took_ms - mean_ms)
 
     def predicted_ms(self, rows: int) -> float:

@@ -203,14 +203,14 @@ class Link:
         self.connections.add(connection)
         if self._partitioned:
             connection.freeze()
-        pumps = [self._pump(connection, True, reader, there_writer), self._pump(connection, False, there_reader, writer)]
-        task = asyncio.ensure_future(self._until_over(connection, pumps))
+        task = asyncio.ensure_future(self._until_over(connection, reader, there_reader))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _until_over(self, connection: Connection, pumps: list[object]) -> None:
+    async def _until_over(self, connection: Connection, client: asyncio.StreamReader, server: asyncio.StreamReader) -> None:
+        there, back = (True, client, connection.server), (False, server, connection.client)
         try:
-            await asyncio.gather(*pumps)  # type: ignore[arg-type]
+            await asyncio.gather(self._pump(connection, *there), self._pump(connection, *back))
         finally:
             self.connections.discard(connection)
             for writer in (connection.client, connection.server):

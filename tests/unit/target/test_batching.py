@@ -306,6 +306,21 @@ def test_more_rows_never_cost_less(seen: list[tuple[int, float]], ms: float) -> 
     assert cost.rows_within(ms, 1024) == sum(time <= ms for time in times)
 
 
+def test_a_step_in_which_the_process_was_stopped_is_soon_forgotten() -> None:
+    """It would pass for slow until somebody sends it sessions, which nobody does. What really has become slow is soon told."""
+    cost = StepCost()
+    for _ in range(20):
+        cost.seen(4, 2.0)
+    cost.seen(4, 30_000.0)
+    assert cost.predicted_ms(4) <= 4.0
+    for _ in range(10):
+        cost.seen(4, 2.0)
+    assert cost.predicted_ms(4) < 2.2
+    for _ in range(25):
+        cost.seen(4, 200.0)
+    assert cost.predicted_ms(4) > 150.0
+
+
 def test_what_a_step_costs_lies_on_lines_between_what_was_seen() -> None:
     cost = StepCost()
     cost.seen(4, 24.0)
