@@ -81,7 +81,10 @@ class Worker:
     def apply(self, stream: int, command: DraftCommand) -> None:
         """Never raises for what a peer sent. `wake` follows the last of a message."""
         if isinstance(command, Commit):
-            self._rhythm.committed(1000 * time.monotonic())
+            if self.drafter.num_sessions == 1:
+                self._rhythm.committed(1000 * time.monotonic())
+            else:
+                self._rhythm.mixed()
         self.deliver(self.drafter.apply(stream, command))
 
     def reject(self, stream: int, session_id: str, epoch: int, reason: str) -> None:

@@ -37,3 +37,30 @@ def test_a_slower_target_is_learned() -> None:
         now += 20.0
         rhythm.committed(now)
     assert rhythm.rest_ms(now + 11.0) == 0.0 and rhythm.rest_ms(now + 18.0) > 0.0
+
+
+def test_commits_that_came_together_are_no_round() -> None:
+    """Results of rounds that a target begins by itself share a message: the first of all intervals may be as good as none."""
+    rhythm, now = Rhythm(), 0.0
+    for _ in range(2 * MIN_ROUNDS):
+        rhythm.committed(now)
+        rhythm.committed(now + 0.01)
+        now += 10.0
+    assert rhythm.rest_ms(now - 1.0) > 0.0
+
+
+def test_what_always_takes_longer_is_a_slower_target_and_no_pause() -> None:
+    rhythm, now = steady(), 10.0 * 2 * MIN_ROUNDS
+    for _ in range(3 * MIN_ROUNDS):
+        now += 60.0
+        rhythm.committed(now)
+    assert rhythm.rest_ms(now + 30.0) == 0.0 and rhythm.rest_ms(now + 54.0) > 0.0
+
+
+def test_commits_of_several_sessions_are_nobodys_rhythm() -> None:
+    rhythm, now = steady(), 10.0 * 2 * MIN_ROUNDS
+    for _ in range(50):
+        now += 5.0
+        rhythm.mixed()
+    rhythm.committed(now)
+    assert rhythm.rest_ms(now + 7.0) == 0.0 and rhythm.rest_ms(now + 9.0) > 0.0, "what was known of one alone still is"

@@ -276,3 +276,22 @@ async def test_only_a_session_that_is_alone_lets_its_draft_rest(loop: Loop) -> N
         await asyncio.sleep(0.001)
     loop.apply(replace(GOOD, session_id="other"))
     assert not loop.worker.drafter.may_rest, "the other one can use the pass"
+
+
+async def test_commits_of_several_sessions_are_no_rhythm(loop: Loop) -> None:
+    """Two that come in one message are microseconds apart: a rhythm of that would never let a draft rest again."""
+    rig, heard = loop.rig, list[str]()
+
+    class Heard(Due):
+        def committed(self, now_ms: float) -> None:
+            heard.append("alone")
+
+        def mixed(self) -> None:
+            heard.append("mixed")
+
+    loop.worker._rhythm = Heard()  # type: ignore[assignment]
+    first = opened(rig)
+    token = rig.naive([1, 2, 3], 1)[0]
+    loop.apply(first, Commit("s", 3, prefix_hash([1, 2, 3]), (token,)))
+    loop.apply(replace(GOOD, session_id="other"), Commit("other", 3, prefix_hash([1, 2, 3]), (token,)))
+    assert heard == ["alone", "mixed"]
