@@ -55,7 +55,7 @@ class EngineLoop:
     ) -> None:
         self.verifier = verifier
         self._compile_grammar = compile_grammar
-        self._compiling: set[asyncio.Task[None]] = set()
+        self._compiling: dict[asyncio.Task[None], Compile] = {}
         self._execute, self._thread, self._observer, self._clock = execute, thread, observer, clock
         self._max_unread = max_unread_results
         self._outlets: dict[int, Outlet] = {}
@@ -104,11 +104,18 @@ class EngineLoop:
         for item in items:
             self.verifier.submit(stream, item, now_ms)
         for order in self.verifier.take_grammars():
-            task = asyncio.create_task(self._compile(order), name=f"compile for {order.key}")
-            self._compiling.add(task)
-            task.add_done_callback(self._compiling.discard)
+            self._begin_compiling(order)
         self._hand_out()
         self._wake.set()
+
+    def _begin_compiling(self, order: Compile) -> None:
+        """What nobody waits for any more makes way, so that no more are under way than there are sessions."""
+        for task, other in self._compiling.items():
+            if not self.verifier.awaits(other):
+                task.cancel()
+        task = asyncio.create_task(self._compile(order), name=f"compile for {order.key}")
+        self._compiling[task] = order
+        task.add_done_callback(self._compiling.pop)
 
     async def _compile(self, order: Compile) -> None:
         outcome: Constraint | Failed

@@ -9,7 +9,7 @@ from specdec.hashing import PrefixHash
 from specdec.sampling import Constraint
 from specdec.terms import Answer, Begin, DraftDistribution, Result, Step, TokenLogprobs
 from target_service.ahead import Shelf
-from target_service.plan import PromptScore
+from target_service.plan import Compile, PromptScore
 
 Key = tuple[str, str]
 """(orchestrator_id, session_id)"""
@@ -75,7 +75,7 @@ class Session:
     held: Held | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     flying: bool = False  # a row of it is in the engine now
-    compiling: bool = False  # its grammar is not ready: no row of it runs
+    compiling: Compile | None = None  # its grammar is not ready: no row of it runs
     constraint: Constraint | None = None  # the grammar's state, for the engine thread alone; it outlives the KV
     closing: bool = False
     asked_ms: float = 0.0  # when its last Step came

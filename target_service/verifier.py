@@ -188,18 +188,24 @@ class Verifier:
             return self._answers.say(stream, step, NoRoom(self.limits.retry_after_ms))
         self._sessions[key] = session
         if begin.sampling.grammar is not None:
-            session.compiling = True
-            self._grammars.append(Compile(key, step.epoch, begin.sampling.grammar, committed[begin.prompt_length :], begin.traceparent))
+            order = Compile(key, step.epoch, begin.sampling.grammar, committed[begin.prompt_length :], begin.traceparent)
+            session.compiling = order
+            self._grammars.append(order)
         self._rounds.enqueue(session, step, now_ms, now_ms)
 
     def compiled(self, order: Compile, outcome: Constraint | Failed) -> None:
         """The grammar is ready; or it cannot be, and the session that waits for it fails alone."""
-        session = self._sessions.get(order.key)
-        if session is None or session.epoch != order.epoch:
+        if not self.awaits(order):
             return
+        session = self._sessions[order.key]
         if isinstance(outcome, Failed):
             return self._fail(session, outcome)
-        session.compiling, session.constraint = False, outcome
+        session.compiling, session.constraint = None, outcome
+
+    def awaits(self, order: Compile) -> bool:
+        """Whether a session waits for this very grammar. One that is gone may have come again under its name and epoch."""
+        session = self._sessions.get(order.key)
+        return session is not None and session.compiling is order
 
     def _ahead(self, stream: int, key: Key, ahead: Ahead, now_ms: float) -> None:
         session = self._sessions.get(key)

@@ -300,6 +300,22 @@ def test_what_a_session_does_while_its_grammar_is_compiled(meanwhile: str, fault
     assert only(bench.turn()).tokens == tuple(alone(under(SCHEMA))[0][:1])
 
 
+def test_a_grammar_belongs_to_one_session_also_where_its_name_and_epoch_come_again() -> None:
+    bench = bench_with()
+    stream, verifier = bench.hello(), bench.verifier
+    bench.send(stream, first_step(PROMPT, sampling=under(SCHEMA)))
+    [older] = verifier.take_grammars()
+    bench.send(stream, Close("s", 1), first_step(PROMPT, sampling=under(REGEX)))
+    [newer] = verifier.take_grammars()
+    assert not verifier.awaits(older) and verifier.awaits(newer)
+    verifier.compiled(older, compiler().compile(SCHEMA))
+    plan = verifier.plan(bench.now)
+    assert plan is None or not plan.rows, "it waits for its own"
+    verifier.compiled(newer, compiler().compile(REGEX))
+    assert not verifier.awaits(newer), "once"
+    assert only(bench.turn()).tokens == tuple(alone(under(REGEX))[0][:1])
+
+
 async def test_a_resumed_output_is_read_beside_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     text, _ = alone(under(SCHEMA))
     want = legal(SCHEMA, text[:5])
