@@ -112,6 +112,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_and_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path / "out", PLAN)
     store.add(runs()[0])
+    before = (tmp_path / "out" / RUNS).read_bytes()
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -120,6 +121,7 @@ def test_a_full_disk_is_told_and_leaves_whole_lines(tmp_path: Path, monkeypatch:
         patched.setattr(os, "fsync", full)
         with pytest.raises(InvalidRequest, match=r"--out: .*runs\.jsonl: No space left on device; .* the same command goes on"):
             store.add(runs()[1])
+    assert (tmp_path / "out" / RUNS).read_bytes() == before
     assert [run.turn for run in store.of(runs()[0].turn.cell)] == [runs()[0].turn], "what is not on the disk is not reported"
     store.add(runs()[1])
     assert list(Store(tmp_path / "out", PLAN).turns) == [run.turn for run in runs()[:2]]

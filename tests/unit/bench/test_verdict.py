@@ -104,6 +104,9 @@ def test_another_baseline_is_named_and_advised() -> None:
     assert told["summary"]["headline"].startswith(("Another way than fixed", "Over all cases together"))
     assert all("of the way fixed" in one["reasons"][0] and not one["advised"].get("disable_spec_decode") for one in given)
     assert not any(figure["economics"] for one in told["cells"] for figure in one["ways"].values())
+    dear = verdict.verdict({FIXED: figure(1.0, num_speculative_tokens=4), AUTO: figure(0.8, adaptive=True)}, FIXED)
+    assert dear is not None and dear.word == COSTS
+    assert dear.advised == {"enable_adaptive_verification": False, "num_speculative_tokens": 4, "drafts": 1}, "as the baseline was"
 
 
 def test_repeats_in_which_others_failed_are_not_compared() -> None:

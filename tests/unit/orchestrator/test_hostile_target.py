@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.checks import check_result
+from orchestrator.events import Admitted
 from orchestrator.handle import Handle
 from orchestrator.output import Ended
 from specdec import terms, wire
-from specdec.errors import SpecdecError
-from tests.unit.orchestrator.scripted_pools import VOCAB, Pools, ScriptedPeer, answer_of, fetch, prompt_of, settle
+from specdec.errors import ProtocolFault, SpecdecError
+from tests.unit.orchestrator.scripted_pools import SEED, VOCAB, Pools, ScriptedPeer, answer_of, fetch, prompt_of, settle
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -149,6 +151,44 @@ async def test_F51_a_target_that_says_what_cannot_be_is_left(monkeypatch: pytest
     assert asked >= every
     await settle()
     pools.check_empty()
+
+
+ASKED = Admitted(
+    "s", (1, 2, 3), 3, terms.SamplingParams(max_tokens=4, min_tokens=3, logprobs=0), SEED, 100, 3, 8, vocab_size=VOCAB, eos_ids=(2,)
+)
+SAID = terms.Result(4, 6, 3, 1, (7, 9), (terms.TokenLogprobs(-1.0),) * 2)  # behind one output token, to the block 7, 8, 8
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        ({"prefix_length": 5}, "after 5 tokens came for a session of 4"),
+        ({"tokens": (7, 9, 8), "num_accepted": 1}, "accepts 1 of 3 proposals in 3 tokens"),
+        ({"num_accepted": 3}, "accepts 3 of 3 proposals in 2 tokens"),
+        ({"num_verified": 0}, "accepts 1 of 0 proposals"),
+        ({"num_verified": 4}, "accepts 1 of 4 proposals in 2 tokens came for a block of 3"),
+        ({"num_accepted": 2}, "2 proposals that are not those of the block"),
+        ({"tokens": (7, 8, 8, 9), "num_accepted": 3, "logprobs": SAID.logprobs * 2}, "decided 5 tokens of an answer of at most 4"),
+        ({"finish": LENGTH}, "for its length after 3 of 4"),
+        ({"finish": STOP}, "no grammar that ended it"),
+        ({"tokens": (7,), "logprobs": SAID.logprobs[:1], "finish": STOP, "stop_token_id": 2}, "after 2 tokens with token id 2"),
+        ({"logprobs": ()}, "0 log-probabilities came where 2 were asked for"),
+        ({"logprobs": SAID.logprobs[:1]}, "1 log-probabilities came where 2"),
+        ({"prompt_logprobs": SAID.logprobs}, "2 log-probabilities of prompt tokens came where 0"),
+    ],
+)
+def test_F51_what_cannot_be_is_found_and_named(lie: dict[str, Any], told: str) -> None:
+    check_result(SAID, ASKED, 4, (7, 8, 8), 0)
+    check_result(replace(SAID, finish=STOP, stop_token_id=2), ASKED, 4, (7, 8, 8), 0)
+    with pytest.raises(ProtocolFault, match=told):
+        check_result(replace(SAID, **lie), ASKED, 4, (7, 8, 8), 0)
+
+
+def test_F51_an_end_of_sequence_that_is_ignored_ends_nothing() -> None:
+    request, end = replace(ASKED, sampling=replace(ASKED.sampling, ignore_eos=True)), replace(SAID, finish=STOP, stop_token_id=2)
+    with pytest.raises(ProtocolFault, match="cannot end it there"):
+        check_result(end, request, 4, (7, 8, 8), 0)
+    check_result(end, replace(request, sampling=replace(request.sampling, stop_token_ids=(2,))), 4, (7, 8, 8), 0)
 
 
 async def test_a_defect_is_believed_when_another_target_finds_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

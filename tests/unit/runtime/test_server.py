@@ -19,8 +19,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from specdec import status
 from specdec.errors import InternalFault, InvalidRequest, SpecdecError, Unavailable
-from specdec.runtime import channels
-from specdec.runtime.listening import joined
+from specdec.runtime import channels, server
+from specdec.runtime.health import Health
+from specdec.runtime.interceptor import CallInterceptor
+from specdec.runtime.listening import Listening, joined
+from specdec.runtime.security import FrontSettings
+from specdec.runtime.settings import CommonSettings
+from specdec.runtime.telemetry import Telemetry
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 from tests.certificates import LOOPBACK, Authority
 from tests.unit.runtime.shell import NOT_SERVING, SERVING, Process, ask, begun, connected, end_all, health
@@ -94,6 +99,43 @@ async def test_messages_up_to_the_limit_and_not_beyond(service: str) -> None:
                 assert [r async for r in call] and fine
             except grpc.aio.AioRpcError as failure:
                 assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not fine
+
+
+@pytest.mark.parametrize(("role", "settings", "fine"), [("orchestrator", FrontSettings(), False), ("target", CommonSettings(), True)])
+async def test_a_client_may_send_less_than_another_service(role: str, settings: CommonSettings, fine: bool) -> None:
+    """A message that is read takes several times its size."""
+
+    async def measure(request: bytes, context: Any) -> bytes:
+        return str(len(request)).encode()
+
+    host, telemetry = bare_host(role, settings)
+    host.methods, host.health, host.listening = server._Methods(), Health(), Listening(settings, telemetry)
+    host.methods.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("t.T", {"Measure": grpc.unary_unary_rpc_method_handler(measure)}),)
+    )
+    listens = host._main_server(telemetry)
+    port = listens.add_insecure_port("127.0.0.1:0")
+    await listens.start()
+    try:
+        async with connected(f"127.0.0.1:{port}") as channel:
+            ask_size = channel.unary_unary("/t.T/Measure")
+            assert await ask_size(bytes(channels.MAX_CALL_BYTES), timeout=20) == b"%d" % channels.MAX_CALL_BYTES
+            code = grpc.StatusCode.OK
+            try:
+                await ask_size(bytes(channels.MAX_CALL_BYTES + 1), timeout=20)
+            except grpc.aio.AioRpcError as failure:
+                code = failure.code()
+            assert code is (grpc.StatusCode.OK if fine else grpc.StatusCode.RESOURCE_EXHAUSTED)
+    finally:
+        await listens.stop(0)
+
+
+def bare_host(role: str, settings: CommonSettings) -> tuple[Any, Telemetry]:
+    """What a process has before it listens."""
+    telemetry = Telemetry(role)
+    host: Any = server._Host(role, settings, lambda settings, runtime: asyncio.sleep(0, None))  # type: ignore[arg-type]
+    host.runtime = server.Runtime(role, telemetry)
+    return host, telemetry
 
 
 def test_f132_the_pair_of_keepalive_options_fits() -> None:
@@ -214,6 +256,43 @@ async def test_nobody_is_cancelled_by_a_service_that_stops() -> None:
             await running.read()
     assert code == 0 and set(told) == {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE}, told
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE and "accept" not in errors
+
+
+async def test_a_service_takes_nobody_in_while_it_answers_the_last_and_falls_silent_before_it_stops() -> None:
+    """One after the other, since a server of gRPC that stops cancels whatever reaches it."""
+    host, telemetry = bare_host("draft", CommonSettings())
+    host.interceptor, host.health = CallInterceptor(telemetry, 8), Health()
+    seen: dict[str, tuple[bool, bool]] = {}  # when -> whether somebody else gets in, whether who was in has heard the end
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address) as client, listener.accept()[0]:
+
+            def look(when: str, wait_s: float = 0.0) -> None:
+                try:
+                    socket.create_connection(address, 5).close()
+                    others = True
+                except ConnectionRefusedError:
+                    others = False
+                client.settimeout(wait_s)
+                try:
+                    seen[when] = others, client.recv(1) == b""
+                except (BlockingIOError, TimeoutError):
+                    seen[when] = others, False
+
+            class Stopping:
+                async def stop(self, grace: float) -> None:
+                    look("stops", 5.0)
+
+            def answered() -> None:
+                look("answers")
+                last.over()
+
+            last = host.interceptor.hang_up.opened("somebody")
+            look("before")
+            asyncio.get_running_loop().call_later(0.02, answered)
+            await host._end(Stopping(), address[1])
+    assert seen == {"before": (True, False), "answers": (False, False), "stops": (False, True)}
 
 
 async def test_a_stream_that_never_ends_is_cut_after_the_drain() -> None:
