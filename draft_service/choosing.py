@@ -3,13 +3,14 @@
 The draft runs its own logits through the pipeline of the target (bans, grammar, bias, penalties, temperature, cuts), with the session's
 seed and the position as the key of the noise. What it gets wrong costs agreement, never correctness.
 
-A grammar is compiled beside the engine; until that is done the session's rows say nothing. Behind tokens that no sentence begins with (a
-block from elsewhere may hold some) and behind a whole sentence they say nothing either.
+A grammar is compiled beside the engine, unless its session goes first; until that is done the session's rows say nothing. Behind tokens
+that no sentence begins with (a block from elsewhere may hold some) and behind a whole sentence they say nothing either.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -132,7 +133,9 @@ def chooser_factory(
         if grammars is None:
             return lambda logits, position, output: Silence.OVER
         compiling = (beside or _at_once)(lambda: grammars.compile_roaming(grammar))
-        return SessionChooser(command, vocab_size, eos_ids, columns, compiling)
+        chooser = SessionChooser(command, vocab_size, eos_ids, columns, compiling)
+        weakref.finalize(chooser, compiling.cancel)  # of a session that is gone: others wait behind it
+        return chooser
 
     return made
 

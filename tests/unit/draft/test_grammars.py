@@ -19,7 +19,7 @@ from draft_service.stepper import Stepper
 from specdec.errors import InvalidRequest
 from specdec.grammar import GrammarCompiler, Roamer
 from specdec.sampling import Sampler, draft_choice
-from specdec.terms import DraftMethod, Grammar, GrammarForm, Refused, RejectionMethod, SamplingParams
+from specdec.terms import CloseDraft, DraftMethod, Grammar, GrammarForm, Refused, RejectionMethod, SamplingParams
 from tests.fakes import ScriptedEngine, hashed_script
 from tests.tiny import EOS_ID, TOKENIZER_VOCAB, tiny_tokenizer
 from tests.unit.draft.rig import FakeRoom, Rig, proposals
@@ -316,3 +316,22 @@ def test_nobody_waits_for_a_grammar_that_is_being_compiled() -> None:
         rig.commit(ids("a"), "bound")  # the next tokens are asked about again
         rig.settle()
         assert rig.told("bound") == rig.naive([*PROMPT, *ids("a")], 3, "bound")
+
+
+def test_grammars_of_sessions_that_are_gone_are_not_compiled() -> None:
+    """Clients that leave would fill the compiler's queue, and whoever comes next waits behind all that nobody wants."""
+    queued: list[Future[Roamer]] = []
+
+    def beside(call: Any) -> Future[Roamer]:
+        queued.append(Future())
+        return queued[-1]
+
+    rig = GrammarRig(REGEX, beside=beside)
+    for number in range(4):
+        rig.open(str(number))
+    rig.settle()
+    for number in (0, 2):
+        rig.apply(CloseDraft(str(number)))
+    assert [one.cancelled() for one in queued] == [True, False, True, False]
+    rig.drafter.close_stream(1)
+    assert all(one.cancelled() for one in queued)
