@@ -86,6 +86,18 @@ def test_a_step_is_due_after_many_results() -> None:
     assert going.waiting() is not None and going.runs
 
 
+def test_of_a_placement_that_is_over_nothing_is_left() -> None:
+    going = Going(4)
+    going.grant(4)
+    going.grant(4)
+    for _ in range(MAX_UNASKED):
+        going.commit(decided(5))
+    going.forget()
+    assert not going.runs and going.fits(decided(7), late=False) is None and going.fits(decided(7), late=True) is None
+    going.grant(4)
+    assert going.runs and going.fits(decided(7), late=True) is None
+
+
 def test_a_block_that_nobody_asked_for_is_one_that_waited() -> None:
     going = Going(0)
     going.tell(path(5, 6, 7))

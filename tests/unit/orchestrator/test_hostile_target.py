@@ -109,6 +109,7 @@ LIES: dict[str, Callable[[terms.Answer], terms.Answer]] = {
     "an end with a token of nobody": told(finish=STOP, stop_token_id=VOCAB),
     "an end with an ordinary token": told(finish=STOP, stop_token_id=7),
     "an end before min_tokens": told(finish=STOP, stop_token_id=2),
+    "more keys and values than tokens": told(kv_length_after=10_000),
     "no log-probabilities": told(logprobs=()),
     "NaN": told(logprobs=entries(float("nan"))),
     "NaN among the alternatives": told(logprobs=entries(-1.0, float("nan"))),
