@@ -71,6 +71,13 @@ def check_sent(command: Sent, limits: Limits) -> None:
     _check_ids("sent.tokens", command.tokens, limits)
 
 
+def check_reach(command: Sent, limits: Limits, committed: int) -> None:
+    """How far a block may end past the last commit: behind all that the draft may have drafted there."""
+    past, most = command.prefix_length + command.num_proposed - committed, limits.max_budget + limits.max_block
+    if past > most:
+        raise InvalidRequest("sent.num_proposed", f"may end {most} tokens past the last commit at most, got {past}; send the commits first")
+
+
 def check_commit(command: Commit, limits: Limits) -> None:
     if not command.tokens:
         raise InvalidRequest("commit.tokens", "must hold at least one token")

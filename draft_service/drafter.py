@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from draft_service.checks import Limits, bounds_of, check_commit, check_name, check_open, check_sent
+from draft_service.checks import Limits, bounds_of, check_commit, check_name, check_open, check_reach, check_sent
 from draft_service.demand import Rounds
 from draft_service.outbox import Told
 from draft_service.outlook import Outlook
@@ -175,6 +175,7 @@ class Drafter:
             return self._lost(session)
         if command.prefix_length < chain.committed:
             return []  # late: that block is decided
+        check_reach(command, self.limits, chain.committed)
         dropped = session.sent(command.prefix_length, command.num_proposed, command.tokens)
         likely = self._outlook[session.bounds.greedy].worthwhile(session.product)
         session.ahead = command.num_proposed == 0 or likely

@@ -326,3 +326,19 @@ def test_stepper_survives_a_slot_that_cannot_be_opened() -> None:
     rig.settle()
     assert len(refusals(rig)) == 1
     assert isinstance(rig.stepper, Stepper)
+
+
+def test_blocks_behind_blocks_are_bounded_as_drafted_tokens_are() -> None:
+    """A peer that tells one block after the other and commits none would make a chain of any length."""
+    rig = Rig(max_budget=16, max_block=4)
+    rig.open(k=3)
+    chain = [1, 2, 3]
+    for number in range(100):
+        block = (number % 7,) * 4
+        (refused,) = rig.apply(Sent("s", len(chain), prefix_hash(chain), 4, block)) or (None,)
+        if refused is not None:
+            break
+        chain += block
+        assert rig.session().chain.tokens == chain
+    assert isinstance(refused, Refused) and refused.reason.startswith("sent.num_proposed") and refused.retry_after_ms == 0
+    assert len(chain) == 3 + 16 + 4 and rig.drafter.num_sessions == 0
