@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec.bench import timings, whatif
-from specdec.bench.figures import expected_length
+from specdec.bench.figures import CONFIDENCE, expected_length, repeats_until, student_quantile
 from specdec.bench.record import Run
 from specdec.bench.whatif import Setting
 
 MOST_BUSY = 0.8  # of a draft's time, beyond which another one is advised
 LEAST_SHARE = 0.05  # of rounds with a block, below which what they cost cannot be told
-LEAST_BLOCK = 0.5  # of a plain round's time: more rows cannot take less, so anything below is noise
+MOST_UNSURE = 0.25  # of a plain round's time: how far off what a block costs may be (95 %), for it to be told
+TURNS_DIFFER = 0.03  # of the same work, standard deviation as a share: assumed where a single repeat tells nothing of it
+NORMAL = 1.96  # Student's quantile where the spread is assumed
 MARGIN_K = 0.02  # what a longer block must gain beyond a shorter one, to be advised
 
 
 def of_way(plain: Sequence[Run], runs: Sequence[Run], told: Mapping[str, Any]) -> dict[str, Any]:
-    """`plain` = the runs without speculation, `told` = acceptance of `runs` (timings.acceptance). Empty where there is nothing to say, or
-    too much noise.
+    """`plain` = the runs without speculation, `told` = acceptance of `runs` (timings.acceptance). Empty where there is nothing to say, and
+    where it cannot be told (`too_few`).
 
-    `block_round_ms` = a round with a block, the wait for it included; `slot_ms` = what a slot of it costs; `draft_budget_ms` = how much
-    longer such a round might take and still gain; `curve` = [K, ratio] by the formula, with slots and acceptance as measured."""
-    plain_ms, mixed_ms = timings.round_ms(plain), timings.round_ms(runs)
-    share, block = told["share_with_block"], told["mean_block"]
-    if not plain_ms or not mixed_ms or share < LEAST_SHARE or not block or not told["alpha"]:
+    `block_round_ms` = a round with a block, the wait for it included, known to ± `block_round_reach_ms` (95 %); `slot_ms` = what a slot of
+    it costs; `draft_budget_ms` = how much longer such a round might take and still gain; `curve` = [K, ratio] by the formula, with slots
+    and acceptance as measured."""
+    seen = _cost(plain, runs, told)
+    if seen is None or seen.unsure or not told["alpha"]:
         return {}
-    block_ms = (mixed_ms - (1 - share) * plain_ms) / share
-    if block_ms < LEAST_BLOCK * plain_ms:
-        return {}  # of a few rounds with a block among others that took longer or shorter by themselves
+    plain_ms, block_ms, block = seen.plain_ms, seen.block_ms, told["mean_block"]
     slot_ms = max(0.0, block_ms - plain_ms) / block
     length = told["mean_acceptance_length"]
     setting = Setting(plain_ms, 0.0, tuple(told["alpha"]), row_ms=slot_ms, foresight=1.0)
@@ -39,6 +40,7 @@ def of_way(plain: Sequence[Run], runs: Sequence[Run], told: Mapping[str, Any]) -
     return {
         "plain_round_ms": round(plain_ms, 3),
         "block_round_ms": round(block_ms, 3),
+        "block_round_reach_ms": round(seen.reach * plain_ms, 3),
         "slot_ms": round(slot_ms, 3),
         "break_even_acceptance": None if even is None else round(even, 4),
         "constant_acceptance": round(constant_alpha(length, round(block)), 4),
@@ -46,6 +48,56 @@ def of_way(plain: Sequence[Run], runs: Sequence[Run], told: Mapping[str, Any]) -
         "best_k": best_k(curve),
         "curve": curve,
     }
+
+
+def too_few(plain: Sequence[Run], runs: Sequence[Run], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Where what a block costs cannot be told: `rounds` that had one, and about how many it takes, at their share of all rounds; `needed`
+    None where no number is worth naming. Empty where it can be told, and where there is nothing to say."""
+    seen = _cost(plain, runs, told)
+    if seen is None or not seen.unsure:
+        return {}
+    rounds = round(sum(one.count("num_spec_steps") for run in runs for one in run.answers))
+    return {"rounds": rounds, "needed": None if seen.repeats is None else _about(rounds * seen.repeats / seen.repeats_seen)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """`reach` = half of the interval of what a round with a block takes, as a share of a plain one; `repeats` that would be enough."""
+
+    plain_ms: float
+    block_ms: float
+    reach: float
+    repeats_seen: int
+    repeats: int | None
+
+    @property
+    def unsure(self) -> bool:
+        """Too wide an interval, or one that lies below a plain round's time: more rows cannot take less, so the machine was faster."""
+        return self.reach > MOST_UNSURE or self.block_ms < (1 - self.reach) * self.plain_ms
+
+
+def _cost(plain: Sequence[Run], runs: Sequence[Run], told: Mapping[str, Any]) -> _Cost | None:
+    """From the rounds of all kinds together, since a client does not see which of them had a block: what the others took by themselves
+    weighs the more, the fewer those with a block are."""
+    plain_ms, mixed_ms = timings.round_ms(plain), timings.round_ms(runs)
+    share = told["share_with_block"]
+    if not plain_ms or not mixed_ms or share < LEAST_SHARE or not told["mean_block"]:
+        return None
+    by_repeat = {run.turn.repeat: timings.round_ms([run]) for run in plain}
+    pairs = [(timings.round_ms([run]), by_repeat.get(run.turn.repeat)) for run in runs]
+    ratios = [mixed / other for mixed, other in pairs if mixed and other]
+    seen = len(ratios)
+    spread = statistics.stdev(ratios) if seen > 1 else math.sqrt(2) * TURNS_DIFFER
+    reach = (student_quantile(seen - 1, CONFIDENCE) if seen > 1 else NORMAL) * spread / math.sqrt(max(1, seen)) / share
+    block_ms = (mixed_ms - (1 - share) * plain_ms) / share
+    enough = repeats_until(spread, MOST_UNSURE * share, seen + 1) if reach > MOST_UNSURE else None
+    return _Cost(plain_ms, block_ms, reach, max(1, seen), enough)
+
+
+def _about(rounds: float) -> int:
+    """Two digits of it, rounded up."""
+    unit = 10 ** max(0, math.floor(math.log10(rounds)) - 1) if rounds >= 1 else 1
+    return math.ceil(rounds / unit) * unit
 
 
 def ratio_at(setting: Setting, k: int) -> float:

@@ -23,6 +23,7 @@ _T = TypeVar("_T")
 
 CONFIDENCE = 0.95
 RESAMPLES = 400
+MOST_REPEATS = 1000  # more are not worth naming
 MOST_AT_ONCE = 1 << 21  # numbers in memory
 SEED = 20260101  # of the bootstrap: the same measurements give the same interval
 
@@ -135,6 +136,13 @@ def more_often(ours: int, others: int, confidence: float = CONFIDENCE) -> bool:
     """Whether `ours` is more than `others` beyond chance, of as many tries: the sign test, one-sided, exact."""
     total = ours + others
     return ours > others and sum(math.comb(total, k) for k in range(ours, total + 1)) <= (1 - confidence) * 2**total
+
+
+def repeats_until(spread: float, reach: float, least: int = 2, confidence: float = CONFIDENCE) -> int | None:
+    """How many repeats, `least` or more, have a mean that is known to ± `reach`, where single ones have this standard deviation; None where
+    it would be more than MOST_REPEATS."""
+    fits = (n for n in range(max(2, least), MOST_REPEATS + 1) if student_quantile(n - 1, confidence) * spread <= reach * math.sqrt(n))
+    return next(fits, None)
 
 
 def student_quantile(freedom: int, confidence: float) -> float:

@@ -103,6 +103,7 @@ def _way(
         **told,
         **_compared(held, base, cell),
         "economics": economics.of_way(plain, runs, told) if told["share_with_block"] else {},
+        "too_few_blocks": economics.too_few(plain, runs, told) if told["share_with_block"] else {},
         "phases": economics.phases(runs),
         "memory": economics.memory(runs),
         "draft_busy": _rounded(economics.draft_busy(runs)),

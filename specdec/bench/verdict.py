@@ -22,6 +22,7 @@ PAYS, NEUTRAL, COSTS = "pays", "neutral", "costs"
 WORDS = (PAYS, NEUTRAL, COSTS)
 MARGIN = 0.03
 SLOW_FIRST_TOKEN = 1.1
+SHOWN = 0.005  # what is less is 0.00 in print
 FEW_FAILURES = 0.01  # more failed answers than without speculation, as a share of all, that do not matter
 RANK = {PAYS: 2, NEUTRAL: 1, COSTS: 0}
 
@@ -139,23 +140,25 @@ def _why(figure: Mapping[str, Any], base: Mapping[str, Any], baseline: str = NON
     reasons = []
     costs = figure.get("economics") or {}
     if costs:
-        longer = costs["block_round_ms"] / costs["plain_round_ms"]
+        longer, reach = (costs.get(name, 0.0) / costs["plain_round_ms"] for name in ("block_round_ms", "block_round_reach_ms"))
+        unsure = f" ± {reach:.2f}" if reach >= SHOWN else ""
         reasons.append(
-            f"a round with a block decides {figure['mean_acceptance_length']:.2f} tokens and takes {longer:.2f} times as long "
+            f"a round with a block decides {figure['mean_acceptance_length']:.2f} tokens and takes {longer:.2f} times as long{unsure} "
             f"({costs['block_round_ms']:.1f} ms for {costs['plain_round_ms']:.1f} ms); "
             f"{figure['share_with_block']:.0%} of the rounds have one"
         )
         if costs["break_even_acceptance"] is not None:
-            reasons.append(
-                f"acceptance per proposal {costs['constant_acceptance']:.2f}; "
-                f"it pays from {costs['break_even_acceptance']:.2f} on at this cost"
-            )
+            even = costs["break_even_acceptance"]
+            pays = f"it pays from {even:.2f} on at this cost" if even >= SHOWN else "it pays with any, since a block costs nothing here"
+            reasons.append(f"acceptance per proposal {costs['constant_acceptance']:.2f}; {pays}")
             best, block, modelled = costs["best_k"], round(figure["mean_block"]), dict(map(tuple, costs["curve"]))
             if not figure.get("adaptive") and best and abs(best - figure["mean_block"]) >= 1:
                 beside = f", of {block} {modelled[block]:.2f} times" if block in modelled else ""
                 reasons.append(f"modelled: blocks of {best} would give {modelled[best]:.2f} times{beside}")
         else:
             reasons.append("at this cost of a round not even a draft that is always right would pay")
+    elif few := figure.get("too_few_blocks"):
+        reasons.append(_too_few(few["rounds"], few["needed"], figure["share_with_block"]))
     elif figure.get("share_with_block", 0.0) < economics.LEAST_SHARE:
         reasons.append("hardly any round had a block: there is no draft, or the service found that it does not pay")
     first, before = figure.get("first_token_ms_p50"), base.get("first_token_ms_p50")
@@ -166,6 +169,13 @@ def _why(figure: Mapping[str, Any], base: Mapping[str, Any], baseline: str = NON
             f"within the limits: {figure['goodput_share']:.0%} of the answers, {base['goodput_share']:.0%} with {without(baseline)}"
         )
     return reasons
+
+
+def _too_few(rounds: int, needed: int | None, share: float) -> str:
+    told = f"what a round with a block costs cannot be told from the {rounds} rounds that had one ({share:.0%} of them)"
+    if needed is None:
+        return f"{told}: the rounds without one took other times by themselves"
+    return f"{told}: at this share it takes about {needed}; more --repeats would tell"
 
 
 def _advised(word: str, way: str, figure: Mapping[str, Any], baseline: str = NONE, base: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -287,9 +287,10 @@ async def ask_some(endpoint: str) -> None:
 
 @pytest.mark.long
 def test_f176_tokens_of_a_traced_system_are_as_fast(questioned: Stack, capsys: pytest.CaptureFixture[str]) -> None:
-    """The whole measurement. Time belongs to a machine that may be busy; what the services compute for a token is theirs."""
-    words = ["--model", str(questioned.target_model), "--repeats", "5", "--max-tokens", "120", "--json"]
-    assert telemetry.main(words) in (0, 1)
+    """The whole measurement, once. Time belongs to a machine that may be busy; what the services compute for a token is theirs."""
+    words = ["--model", str(questioned.target_model), "--sides", "full", "--repeats", "2", "--slices", "2", "--max-tokens", "120", "--json"]
+    assert telemetry.main(words) in telemetry.EXIT_CODES.values()
     found = json.loads(capsys.readouterr().out)
-    assert found["off"]["median_ms"] > 1 and found["median_ratio"] < 2
-    assert found["cpu_ratio"] < 1.5, found
+    assert found["repeats"] == 2 and all(one["off"]["median_ms"] > 1 and one["full"]["gaps"] > 100 for one in found["measured"])
+    told = found["sides"]["full"]
+    assert told["median_ms"]["ratio"]["mean"] < 2 and told["cpu_us"]["ratio"]["mean"] < 1.5, told
