@@ -35,14 +35,14 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     async def Verify(self, requests: Any, context: Context) -> None:
         """One stream: Hello, then items in and answers out until either side ends it. A fault becomes the call's status outside."""
-        if self._loop.num_streams >= MAX_STREAMS:
-            raise Overloaded(f"{MAX_STREAMS} streams are open, the most this server keeps", RETRY_AFTER_MS)
+        self._check_room()  # also here: who is turned away need not say who it is
         first = await _next(context)
         if first is None:
             return
         hello = wire.verify_request_from_wire(first)
         if hello.orchestrator_id is None:
             raise InvalidRequest("hello", "the first message must carry it")
+        self._check_room()
         stream, outlet = self._loop.attach(hello.orchestrator_id, hello.link)
         reader = asyncio.create_task(self._read(context, stream, outlet), name=f"read stream {stream}")
         writer = asyncio.create_task(self._write(context, outlet), name=f"write stream {stream}")
@@ -61,6 +61,10 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             for task in (reader, writer, failed):
                 task.cancel()
             await asyncio.gather(reader, writer, failed, return_exceptions=True)
+
+    def _check_room(self) -> None:
+        if self._loop.num_streams >= MAX_STREAMS:
+            raise Overloaded(f"{MAX_STREAMS} streams are open, the most this server keeps", RETRY_AFTER_MS)
 
     async def _read(self, context: Context, stream: int, outlet: Outlet) -> None:
         """Items until the caller has no more. What is wrong with a message as a whole ends the stream."""

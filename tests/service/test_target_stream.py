@@ -24,6 +24,7 @@ from specdec.runtime.interceptor import CallInterceptor
 from specdec.runtime.telemetry import Telemetry
 from specdec.terms import Answer, Close, Closed, Failed, Grammar, GrammarForm, ModelInfo, Result, SamplingParams
 from specdec.v1 import target_pb2, target_pb2_grpc
+from target_service import servicer
 from target_service.loop import EngineLoop
 from target_service.servicer import TargetServicer
 from tests.e2e.network import Link
@@ -135,6 +136,27 @@ async def test_one_message_carries_what_one_engine_step_finished() -> None:
         while not (response := await talk.listen()).answers:
             pass
         assert len(response.answers) == 5 and response.rows == 5 and response.engine_us > 0
+
+
+async def test_streams_are_bounded_also_where_their_hellos_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, read = list[object](), servicer._next
+
+    async def noted(context: Any) -> Any:
+        waiting.append(context)
+        return await read(context)
+
+    monkeypatch.setattr(servicer, "MAX_STREAMS", 1)
+    monkeypatch.setattr(servicer, "_next", noted)
+    async with serving() as target, stream(target, None) as one, stream(target, None) as two:
+        await target.until(lambda: len(waiting) == 2)
+        await one.send(hello="one")
+        await target.until(lambda: target.loop.num_streams == 1)
+        await two.send(hello="two")
+        code, details = await two.status()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "1 streams" in details
+        async with stream(target, "three") as three:
+            assert (await three.status())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert target.loop.num_streams == 1
 
 
 async def test_hello_comes_first_and_once() -> None:
