@@ -90,8 +90,8 @@ async def ask_all(
 
     async def stream() -> None:
         for index, question in waiting:
-            asked = began + due[index] if due else None
-            if asked is not None:
+            asked = began + due[index] if due else time.perf_counter()
+            if due:
                 await asyncio.sleep(asked - time.perf_counter())
             try:
                 answers[index] = await ask(client, question, sampling, options, asked)
@@ -99,7 +99,7 @@ async def ask_all(
                 if not tolerant:
                     raise
                 failures.append(error)
-                since = time.perf_counter() - (began if asked is None else asked)
+                since = time.perf_counter() - asked
                 answers[index] = Answer((), "", (), (), since, SpeculativeStats(), {}, error=f"{type(error).__name__}: {error}"[:200])
 
     async def all_streams() -> None:
