@@ -380,7 +380,6 @@ class Drafter:
 
     def _refuse(self, key: tuple[int, str], epoch: int, reason: str, retry_after_ms: int) -> list[Addressed]:
         self._bury(key)
-        self.tally.refused += 1
         return [(key[0], Refused(key[1], epoch, reason, retry_after_ms))]
 
     def _beyond(self, key: tuple[int, str], epoch: int) -> list[Addressed]:

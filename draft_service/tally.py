@@ -25,7 +25,6 @@ class Tally:
     grafts: int = 0
     steps: int = 0
     broken: int = 0
-    refused: int = 0
     _drafted: float = 0.0
     _needed: float = 0.0
     _rounds: float = 0.0
