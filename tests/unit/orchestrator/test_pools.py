@@ -80,7 +80,7 @@ async def test_one_that_comes_back_later_is_dialled_anew(monkeypatch: pytest.Mon
     assert held(pools, "s") == {""}
     newest(pools, "t0:1").rise()
     old.fall()  # what becomes of the old connection is nobody's loss
-    assert held(pools, "s") == {"t0:1"}
+    assert held(pools, "s") == {"t0:1"} and pools.driver._live["s"].generation.at.epoch == 1
     assert await fetch(handle) == answer_of(prompt_of("s"), 20)
 
 
