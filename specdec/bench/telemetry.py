@@ -264,7 +264,10 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=8, help="each starts all services anew (default: %(default)s)")
     parser.add_argument("--streams", type=int, default=usual.streams, help="default: %(default)s")
     parser.add_argument(
-        "--slices", type=int, default=usual.slices, help="of each side in a repeat: an answer of each stream (default: %(default)s)"
+        "--slices",
+        type=int,
+        default=usual.slices,
+        help="of each side in a repeat, an answer of each stream; best twice the sides, or a multiple of it (default: %(default)s)",
     )
     parser.add_argument("--max-tokens", type=int, default=usual.max_tokens, help="of an answer (default: %(default)s)")
     parser.add_argument("--step-ms", type=float, default=usual.step_ms, help="time of a simulated target's step (default: %(default)s)")
