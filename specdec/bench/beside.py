@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specdec.bench.system import DRAFT_MODEL, TARGET_MODEL, default_pins
+from specdec.bench.system import DRAFT_DTYPE, DRAFT_MODEL, TARGET_MODEL, default_pins
 from specdec.errors import InvalidRequest, SpecdecError
 
 PAUSE_MS = 2.0  # about what a draft of one stream has nothing to do for
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target-model", type=Path, default=TARGET_MODEL)
     parser.add_argument("--draft-model", type=Path, default=DRAFT_MODEL)
     parser.add_argument("--rows", type=int, default=3, help="of a block, K + 1 (default: %(default)s)")
-    parser.add_argument("--draft-dtype", choices=("int4", "int8", "float32"), default="int4", help="default: the draft service's")
+    parser.add_argument("--draft-dtype", choices=("int4", "int8", "float32"), default=DRAFT_DTYPE, help="default: the draft service's")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: %(default)s)")
     parser.add_argument(
         "--acceptance", type=float, default=0.54, help="for the gain: share kept of each slot (default: the shipped draft's)"

@@ -31,7 +31,7 @@ from specdec.bench import figures
 from specdec.bench.experiment import FIXED, NONE, Done, Experiment, Outcome, run
 from specdec.bench.load import load_prompts
 from specdec.bench.rounds import add_model_flags
-from specdec.bench.system import Models, default_pins, services
+from specdec.bench.system import DRAFT_DTYPE, Models, default_pins, services
 from specdec.client import Client
 from specdec.errors import SpecdecError
 from specdec.terms import SamplingParams
@@ -131,7 +131,7 @@ def burn(model: Path, core: int) -> None:
     from specdec.engine import EngineConfig, Segment, load_engine
 
     os.sched_setaffinity(0, {core})
-    engine = load_engine(EngineConfig(model, self_test=False, kv_tokens=1024, reduced_head=True))
+    engine = load_engine(EngineConfig(model, dtype=DRAFT_DTYPE, self_test=False, kv_tokens=1024, reduced_head=True))
     slot = engine.kv.open()
     parent = os.getppid()
     print("burning", flush=True)

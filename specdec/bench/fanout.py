@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.bench.agreement import encode, load_prompts
+from specdec.bench.system import DRAFT_DTYPE, DRAFT_MODEL, TARGET_MODEL
 from specdec.engine import Engine, EngineConfig, Segment, load_engine
 from specdec.guesses import Guesses
 from specdec.odds import Ending, Odds
@@ -92,8 +93,7 @@ def rounds(engine: Engine, prompt: Sequence[int], sampler: Sampler, text: Sequen
         for _ in range(k + 1):
             position = len(prompt) + len(output)
             choice = draft_choice(sampler, line.row([*prompt, *output]), position, output, DraftMethod.GUMBEL)
-            if choice is None:
-                break
+            assert choice is not None  # there is no grammar
             guesses = Guesses(sampler, choice.scores, position, DraftMethod.GUMBEL, choice.token)
             places.append(Place(choice.token, choice.confidence, guesses.ranked()))
             output.append(choice.token)
@@ -118,7 +118,7 @@ def hit_rate(found: Sequence[Round], fanout: int, floor: float) -> tuple[float, 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     target = load_engine(EngineConfig(options.target_model, self_test=False))
-    draft = load_engine(EngineConfig(options.draft_model, self_test=False, reduced_head=True))
+    draft = load_engine(EngineConfig(options.draft_model, dtype=DRAFT_DTYPE, self_test=False, reduced_head=True))
     params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
     found: list[Round] = []
     for seed, (_, prompt) in enumerate(encode(options.target_model, load_prompts(options.prompts))):
@@ -138,8 +138,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m specdec.bench.fanout", description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--target-model", type=Path, default=Path("models/smollm2-135m"))
-    parser.add_argument("--draft-model", type=Path, default=Path("models/smollm2-draft"))
+    parser.add_argument("--target-model", type=Path, default=TARGET_MODEL)
+    parser.add_argument("--draft-model", type=Path, default=DRAFT_MODEL)
     parser.add_argument("--prompts", type=Path, help='JSON lines with "kind" and "prompt"; the built-in twenty by default')
     parser.add_argument("--num-speculative-tokens", type=int, default=2)
     parser.add_argument("--temperature", type=float, default=0.0)

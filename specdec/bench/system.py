@@ -25,6 +25,7 @@ MODULES = {"target": "target_service", "draft": "draft_service", "orchestrator":
 TARGET_MODEL, DRAFT_MODEL = Path("models/smollm2-135m"), Path("models/smollm2-draft")
 START_S = 180.0
 STOP_S = 10.0
+DRAFT_DTYPE = "int4"  # the draft service's default
 DRAFT_NICE = "10"  # the draft may fill every gap of a core, and must not make the others wait
 TAIL = 2000  # characters of a log that is told of
 _READY = re.compile(r"ready role=\w+ host=(\S+) port=(\d+) metrics_port=(-?\d+) ")
