@@ -13,7 +13,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from weakref import ref
 
 from specdec.hashing import PrefixHash
 from specdec.terms import DraftDistribution, Proposal
@@ -22,12 +23,19 @@ MAX_NODES = 512  # bound of one session's tree
 HISTORY = 64  # committed positions a proposal may lag behind
 
 
+def _nobody() -> None:
+    """Parent of the root."""
+
+
 class _Node:
-    """`state` = the hash of the prefix that ends here, once somebody asked: most nodes are used or forgotten before."""
+    """`state` = the hash of the prefix that ends here, once somebody asked: most nodes are used or forgotten before. `parent` does not hold
+    it: a branch that is dropped is gone at once, and leaves the garbage collector nothing to search for."""
 
-    __slots__ = ("children", "confidence", "distribution", "parent", "state", "token", "value")
+    __slots__ = ("__weakref__", "children", "confidence", "distribution", "parent", "state", "token", "value")
 
-    def __init__(self, token: int, distribution: DraftDistribution | None, confidence: float, parent: _Node | None = None) -> None:
+    def __init__(
+        self, token: int, distribution: DraftDistribution | None, confidence: float, parent: Callable[[], _Node | None] = _nobody
+    ) -> None:
         self.token, self.distribution, self.confidence, self.parent = token, distribution, confidence, parent
         self.children: dict[int, _Node] = {}
         self.state: PrefixHash | None = None
@@ -35,10 +43,10 @@ class _Node:
 
     def hash(self) -> int:
         if self.state is None:
-            below, above = [self.token], self.parent
+            below, above = [self.token], self.parent()
             while above is not None and above.state is None:
                 below.append(above.token)
-                above = above.parent
+                above = above.parent()
             assert above is not None and above.state is not None  # the root has one
             below.reverse()
             self.state = above.state.copy().extend(below)
@@ -167,7 +175,7 @@ class Lookahead:
             self._most = self.nodes
             if self._most >= MAX_NODES:
                 return None
-        child = node.children[token] = _Node(token, distribution, confidence, node)
+        child = node.children[token] = _Node(token, distribution, confidence, ref(node))
         self._most += 1
         return child
 
@@ -189,7 +197,7 @@ class Lookahead:
         node = self._newest
         while node is not None and node is not self._root:
             nodes.append(node)
-            node = node.parent
+            node = node.parent()
         if node is None or not nodes:
             return EMPTY
         nodes.reverse()
@@ -215,7 +223,7 @@ class Lookahead:
     def _rooted(self, node: _Node | None, walk: PrefixHash) -> _Node:
         """The node, or a new one, as the root; `walk` = the committed tokens."""
         root = node if node is not None else _Node(-1, None, 0.0)
-        root.parent, root.state, root.value = None, walk, self.hash
+        root.parent, root.state, root.value = _nobody, walk, self.hash
         return root
 
 

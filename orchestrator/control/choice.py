@@ -36,18 +36,19 @@ def choose(tokens: float, slots: Sequence[Slot], times: Sequence[float], waits: 
     """The best way to verify at least one slot. `tokens` = decided without any; `slots`: all that may be proposed, largest gain first;
     `times[m]`: ms of a round that verifies m of them, without its wait, which is `waits[depth]` for the deepest; `shares[depth]` of the
     rounds have a block, empty = all."""
-    best = NOTHING
+    best, deepest = NOTHING, len(waits) - 1
     for depth in range(1, len(waits)):
         share = shares[depth] if shares else 1.0
-        mean = [waits[depth] + times[0] + share * (time - times[0]) for time in times]
-        found = prefix(tokens, [slot for slot in slots if slot[1] <= depth], mean, share)
+        within = slots if depth == deepest else [slot for slot in slots if slot[1] <= depth]
+        always_ms = waits[depth] + (1.0 - share) * times[0]
+        found = prefix(tokens, within, [always_ms + share * time for time in times[: len(within) + 1]], depth, share)
         if found.rate > best.rate:
-            best = Choice(found.threshold, depth, found.rate)
+            best = found
     return best
 
 
-def prefix(tokens: float, slots: Sequence[Slot], times: Sequence[float], share: float = 1.0) -> Choice:
-    """The same where nothing is waited for; `share` of the rounds have a block."""
+def prefix(tokens: float, slots: Sequence[Slot], times: Sequence[float], depth: int, share: float = 1.0) -> Choice:
+    """The same where nothing is waited for, of slots that are no deeper than `depth`; `share` of the rounds have a block."""
     best, count, total = 0.0, 0, tokens
     for m, (gain, _) in enumerate(slots, 1):
         total += share * gain
@@ -58,7 +59,7 @@ def prefix(tokens: float, slots: Sequence[Slot], times: Sequence[float], share: 
     inside, outside = slots[count - 1][0], slots[count][0] if count < len(slots) else 0.0
     low, high = count - 1 - count // 4, min(count + count // 4, len(slots))  # one row's own time is known badly
     pays = best * (times[high] - times[low]) / (high - low) / share
-    return Choice(max(outside, min(pays, (inside + outside) / 2)), max(depth for _, depth in slots), best)
+    return Choice(max(outside, min(pays, (inside + outside) / 2)), depth, best)
 
 
 def worth(gains: Iterable[float], threshold: float) -> int:

@@ -97,6 +97,8 @@ class Machine:
         self._loads: dict[int, _Load] = {}
         self._bin = 0
         self._stale = self._pure = True
+        self._blocks: float | None = None
+        self._looked = False  # at both ways, since the newest step
 
     # --- who is there -------------------------------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ class Machine:
         self._moved(now_ms, seat, -1)
 
     def _moved(self, now_ms: float, seat: Seat, count: int) -> None:
-        self._stale = True
+        self._stale, self._blocks = True, None
         self._rows += count * seat.rows
         self._adaptive += count * seat.adaptive
         self._waiting += count * (seat.adaptive and seat.waits)
@@ -165,6 +167,7 @@ class Machine:
         gap = now_ms - self.heard_ms
         self._busy_ms += gap if gap < IDLE_MS else took_ms
         self.heard_ms = now_ms
+        self._blocks, self._looked = None, False
 
     def learn_answer(self, wanted: int, after_ms: float | None) -> None:
         """A session's draft had something at its commit (None), or said something so long after it."""
@@ -179,12 +182,18 @@ class Machine:
         load, choosing = self._load, self.choosing
         if not self._pure or began_ms <= self.switched_ms or (choosing and spec != self.speculates):
             return
-        own = self.heard_ms - began_ms - self._wait_ms - (self.step_time.at(self.rows) - self.step_time.at(self._base_rows))
+        own = self.heard_ms - began_ms - self._wait_ms - self._blocks_ms()
         learn = load.regime.learn_spec if spec else load.regime.learn_plain
         learn(own, len(self.seats))
         if load.probe is not None and choosing:
             load.probe.left -= 1
         self._stale = True
+
+    def _blocks_ms(self) -> float:
+        """What the rows that were chosen cost the newest step; all its rounds ask for it."""
+        if self._blocks is None:
+            self._blocks = self.step_time.at(self.rows) - self.step_time.at(self._base_rows)
+        return self._blocks
 
     @property
     def choosing(self) -> bool:
@@ -198,12 +207,13 @@ class Machine:
     # --- what is decided ----------------------------------------------------------------------------------------------
 
     def decide(self, now_ms: float) -> None:
-        """Looks again at both ways, if something was learned and the last look is not of this very moment."""
-        if not self.choosing:
+        """Looks again at both ways, if something was learned, once a step at most, and not if the last look is of this very moment: among
+        a hundred sessions a look takes a millisecond."""
+        if not self.choosing or self._looked:
             return
         every = CHOOSE_EVERY_MS if self.speculates else 5 * CHOOSE_EVERY_MS
         if self._stale and (now_ms - self._chosen_ms >= every or len(self.seats) == 1):
-            self._stale, self._chosen_ms = False, now_ms
+            self._stale, self._looked, self._chosen_ms = False, True, now_ms
             self._decide(now_ms)
 
     def _decide(self, now_ms: float) -> None:
@@ -251,11 +261,12 @@ class Machine:
         deepest = max((depth for _, depth in slots), default=0)
         ready = max(MIN_READY, regime.ready.value) if regime.ready.seen >= FEW else FIRST_READY
         late = 1 - math.pow(ready, min(n, max(1.0, self._wave)))  # share of the steps that wait for somebody's draft
-        times = [spec_ms + curve.at(base + m) - curve.at(base) for m in range(len(slots) + 1)]
+        steps = curve.upwards(base, len(slots) + 1)
+        times = [spec_ms + step_ms - steps[0] for step_ms in steps]
         waits = [late * regime.answer_ms(depth) for depth in range(deepest + 1)]
         tokens = n + sum(seat.looked for seat in self.seats)
         if self._waiting:
-            patient, hasty = choose(tokens, slots, times, waits), prefix(tokens, slots, times, ready)
+            patient, hasty = choose(tokens, slots, times, waits), prefix(tokens, slots, times, deepest, ready)
         else:
             shares = [regime.share(depth) for depth in range(deepest + 1)]
             waits = [0.0] * len(waits)
@@ -264,10 +275,10 @@ class Machine:
         best = patient if self.patient else hasty
         self.threshold, self.depth = best.threshold, best.depth
         usual = waits[best.depth] if self.patient else 0.0
-        sunk = prefix(tokens, slots, [time + usual for time in times])
+        sunk = prefix(tokens, slots, [time + usual for time in times], deepest)
         self.row_threshold = min(best.threshold, sunk.threshold)
         if load.speculates and load.probe is None and self._busy_ms >= load.curious_ms:
-            self._look_further(load, slots, spec_ms - curve.at(base), base, waits, best.rate)
+            self._look_further(load, slots, spec_ms - steps[0], base, waits, best.rate)
         return best.rate, n / plain_ms if plain_ms else 0.0
 
     def _look_further(self, load: _Load, slots: list[Slot], outside_ms: float, base: float, waits: list[float], rate: float) -> None:

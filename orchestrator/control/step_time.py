@@ -49,21 +49,28 @@ class StepTime:
 
     def at(self, rows: float) -> float:
         """Milliseconds; 0 when nothing is known."""
+        return self.upwards(rows, 1)[0]
+
+    def upwards(self, rows: float, count: int) -> list[float]:
+        """Milliseconds of `rows`, of one more, and so on, `count` of them."""
         curve = self._curve if self._curve is not None else self._fit()
         if not curve:
-            return 0.0
-        first, last = curve[0], curve[-1]
-        if rows <= first[0]:
-            return first[1]
-        if rows >= last[0]:
-            slope = (last[1] - first[1]) / max(1, last[0] - first[0])
-            return last[1] + max(slope, MIN_SLOPE * last[1]) * (rows - last[0])
-        low, high = 0, len(curve) - 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if curve[middle][0] <= rows else (low, middle)
-        (x0, y0), (x1, y1) = curve[low], curve[high]
-        return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
+            return [0.0] * count
+        (least, shortest), (most, longest) = curve[0], curve[-1]
+        slope = max((longest - shortest) / max(1, most - least), MIN_SLOPE * longest)
+        times, i = [], 0
+        for m in range(count):
+            at = rows + m
+            if at <= least:
+                times.append(shortest)
+            elif at >= most:
+                times.append(longest + slope * (at - most))
+            else:
+                while curve[i + 1][0] <= at:
+                    i += 1
+                (x0, y0), (x1, y1) = curve[i], curve[i + 1]
+                times.append(y0 + (y1 - y0) * (at - x0) / (x1 - x0))
+        return times
 
     def _around(self, key: int) -> tuple[float, float]:
         """Mean and weight of a count of rows and its nearest neighbours."""

@@ -162,12 +162,12 @@ def test_a_depth_that_is_seldom_ready_is_not_wanted() -> None:
 
 def test_a_threshold_lies_where_a_slot_just_pays() -> None:
     slots = [(0.9, 1), (0.9, 1), (0.5, 2), (0.1, 3)]
-    choice = prefix(2, slots, [10.0 + 0.5 * m for m in range(5)])
+    choice = prefix(2, slots, [10.0 + 0.5 * m for m in range(5)], 3)
     assert 0.1 < choice.threshold < 0.5
     assert choice.rate == pytest.approx(4.3 / 11.5)
     assert worth((0.9, 0.5, 0.1), choice.threshold) == 2
     assert worth((0.1, 0.9), choice.threshold) == 0, "a slot behind one that is not worth its row has none either"
-    assert prefix(2, [], [10.0]).threshold == math.inf
+    assert prefix(2, [], [10.0], 0).threshold == math.inf
 
 
 # --- a draft that rests -----------------------------------------------------------------------------------------------
