@@ -186,6 +186,17 @@ async def test_messages_stay_below_the_limit(monkeypatch: pytest.MonkeyPatch) ->
     assert max(len(m.items) for m in server.messages) <= 4
 
 
+async def test_a_message_holds_so_many_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_ITEMS", 3)
+    server = Server()
+    async with server.serving() as port, dialled(port, Ears()) as peer:
+        await until(lambda: peer.connected)
+        for i in range(8):
+            peer.send(step(f"s{i}"))
+        await until(lambda: sum(len(m.items) for m in server.messages) == 8)
+    assert [len(m.items) for m in server.messages] == [3, 3, 2]
+
+
 async def test_a_peer_that_does_not_read_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It beats on, so it is not silent; what waits for it is bounded all the same."""
     monkeypatch.setattr(peers, "MAX_OUTBOX", 50)
@@ -198,6 +209,7 @@ async def test_a_peer_that_does_not_read_is_lost(monkeypatch: pytest.MonkeyPatch
             await asyncio.sleep(0)
             if len(ears.told) > 1:
                 break
+        assert not peer._outbox and not peer._overflow.is_set(), "the next connection is no part of it"
     assert "MAX_OUTBOX" in ears.told[1] and most <= 50
 
 
@@ -304,6 +316,15 @@ async def test_a_hanging_engine_gets_no_sessions() -> None:
         server.beat = replace(BEAT, running_step_ms=60_000)
         await until(lambda: not peer.connected)
     assert [told.split(":")[0] for told in ears.told] == ["trouble", "up", "down"]
+
+
+def test_a_step_that_was_predicted_to_take_long_is_not_hung() -> None:
+    peer = Peer("127.0.0.1:1", TARGET, "o", Ears())
+    peer.beat = replace(BEAT, predicted_step_ms=1000, running_step_ms=20_000)
+    peer._check_engine()
+    peer.beat = replace(peer.beat, running_step_ms=20_001)
+    with pytest.raises(Unavailable, match="20001 ms old"):
+        peer._check_engine()
 
 
 # --- F49: another model -----------------------------------------------------------------------------------------------

@@ -186,3 +186,15 @@ def test_who_does_not_tell_its_model_is_known_by_its_name() -> None:
     told, silent = (model_info(model_fingerprint=text) for text in ("a", ""))
     assert _identity(told, silent) == _identity(silent, told)
     assert _identity(told, replace(told, model_fingerprint="b")) != _identity(replace(told, model_fingerprint="b"), told)
+    ends = replace(told, eos_token_ids=(9,))
+    assert _identity(told, ends) != _identity(ends, told)
+
+
+async def test_what_is_admitted_fits_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(monkeypatch, targets=2, drafts=0)
+    for target, window, most in zip(pools.targets, (500, 400), (3, 5), strict=True):
+        assert target.info is not None
+        target.info = replace(target.info, max_model_len=window, max_num_speculative_tokens=most)
+    pools.driver.pools.up(pools.targets[0])  # type: ignore[arg-type]
+    model = pools.driver.model
+    assert model is not None and (model.max_model_len, model.max_num_speculative_tokens) == (400, 3)

@@ -274,3 +274,14 @@ def test_end_of_sequence_at_every_slot(slot: int) -> None:
     result = only(bench.turn())
     assert (result.tokens, result.finish, result.stop_token_id) == (tuple(REF[:first]), FinishReason.STOP, eos)
     assert result.num_accepted == first and result.kv_length_after == len(PROMPT) + first - 1, "the newest token is never in KV"
+
+
+def test_a_step_that_is_asked_again_may_wait_anew() -> None:
+    bench = Bench()
+    stream, step = bench.hello(), first_step((1, 2, 3), remaining_ms=50)
+    assert bench.send(stream, step) == []
+    bench.now += 40
+    assert bench.send(stream, step) == []
+    bench.now += 40
+    (answer,) = bench.until_answered(stream)
+    assert isinstance(answer.outcome, Result)
