@@ -93,9 +93,10 @@ def _row(kind: str, off: Run, on: Run) -> dict[str, Any]:
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Per kind and over all: total tokens over total time, so long answers weigh more; answers of under 16 tokens are left out."""
-    kept = [row for row in rows if row["tokens"] >= 16]
-    kinds = [*sorted({row["kind"] for row in kept}), "all"]
+    """Per kind and over all: total tokens over total time, so long answers weigh more. Left out are answers of under 16 tokens, and those
+    that came in one message."""
+    kept = [row for row in rows if row["tokens"] >= 16 and row["on_tokens_per_s"] > 0 and row["off_tokens_per_s"] > 0]
+    kinds = [*sorted({row["kind"] for row in kept}), "all"] if kept else []
     return {kind: _summary([row for row in kept if kind in (row["kind"], "all")]) for kind in kinds} | {
         "identical": all(row["identical"] for row in rows)
     }
