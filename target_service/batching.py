@@ -215,7 +215,7 @@ class StepCost:
         for (low, low_ms), (high, high_ms) in itertools.pairwise(zip((seen for seen, _ in means), rising, strict=True)):
             slope = (high_ms - low_ms) / (high - low)
             if rows <= high:
-                return max(low_ms + slope * (rows - low), first_ms * self.LEAST)
+                return max(min(low_ms + slope * (rows - low), high_ms), first_ms * self.LEAST)  # rounding may lead past the end of the line
         return high_ms + max(slope, high_ms / high / 2) * (rows - high)
 
     def once_ms(self, rows: int) -> float | None:

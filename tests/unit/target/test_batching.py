@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from target_service import batching
@@ -296,6 +296,7 @@ def test_step_cost_learns_by_size() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seen=st.lists(st.tuples(st.integers(1, 600), st.floats(0.1, 500)), max_size=30), ms=st.floats(0, 2000))
+@example(seen=[(1, 1.0), (52, 60.0), (64, 1.0)], ms=60.0)
 def test_more_rows_never_cost_less(seen: list[tuple[int, float]], ms: float) -> None:
     """So that the most rows within a time are what a search finds."""
     cost = StepCost()
