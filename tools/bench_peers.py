@@ -9,6 +9,7 @@ does the next one after a complete one. Then docs/benchmarks.md is written. Stan
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -214,7 +215,7 @@ def one_run(contender: Contender, number: int, options: argparse.Namespace, log:
 
 
 def _report_of(words: Sequence[str], log: TextIO, limit_s: float) -> dict[str, Any]:
-    """The last line of its standard output, or why there is none. It runs in a group of its own, which is ended with it."""
+    """What it reports on its standard output, or why it does not. It runs in a group of its own, which is ended with it."""
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True) as process:
         try:
             output, _ = process.communicate(timeout=limit_s)
@@ -222,13 +223,18 @@ def _report_of(words: Sequence[str], log: TextIO, limit_s: float) -> dict[str, A
             return {"failed": f"it was not done after {limit_s:g} s"}
         finally:
             _end_group(process)
-    lines = output.strip().splitlines()
-    log.write("\n".join(lines[:-1]) + "\n")
-    try:
-        report: dict[str, Any] = json.loads(lines[-1]) if process.returncode == 0 else {}
-    except (ValueError, IndexError):
-        report = {}
+    log.write(output + "\n")
+    report = _last_object(output) if process.returncode == 0 else {}
     return report or {"failed": f"it ended with {process.returncode}; {LOG} tells more"}
+
+
+def _last_object(output: str) -> dict[str, Any]:
+    """A library may have a last word behind the report."""
+    for line in reversed(output.splitlines()):
+        with contextlib.suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                return found
+    return {}
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:

@@ -31,10 +31,11 @@ class SetupFailed(Exception):
 
 def run_pip(python: Path, arguments: list[str], what: str, expected: int = 0) -> None:
     """Run `python -m pip arguments`, showing progress; `expected` is the number of packages, 0 if unknown."""
-    command = [str(python), "-m", "pip", *arguments, "--disable-pip-version-check", "--progress-bar", "off"]
+    command = [str(python), "-m", "pip", *arguments, "--disable-pip-version-check"]
+    quiet = {**os.environ, "PIP_PROGRESS_BAR": "off"}  # not as a flag: `pip uninstall` does not know it
     last = collections.deque[str](maxlen=_LINES_KEPT)
     progress = _Progress(expected)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+    with subprocess.Popen(command, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         assert pip.stdout is not None
         for line in pip.stdout:
             # pip warns once per package about each search location that lacks it: nothing to act on.

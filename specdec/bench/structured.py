@@ -26,8 +26,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specdec.bench.compare import PROMPTS, Run, run_once
+from specdec.bench.load import Answer, Question, ask
+from specdec.bench.prompts import PROMPTS, Kinded, load_prompts
 from specdec.client import Client, Credentials, client_of
+from specdec.errors import SpecdecError
 from specdec.grammar import GrammarCompiler
 from specdec.runtime.dial_flags import add_credentials, credential_fields
 from specdec.terms import Grammar, GrammarForm, SamplingParams
@@ -71,13 +73,13 @@ def label(kind: str, speculate: bool) -> str:
 
 
 async def measure(
-    endpoint: str, credentials: Credentials, prompts: Sequence[str], sampling: SamplingParams, repeats: int
-) -> dict[str, list[Run]]:
-    """Per way, one run for each prompt and repeat, in the same order."""
-    runs: dict[str, list[Run]] = {label(*way): [] for way in WAYS}
+    endpoint: str, credentials: Credentials, prompts: Sequence[Kinded], sampling: SamplingParams, repeats: int
+) -> dict[str, list[Answer]]:
+    """Per way, one answer for each prompt and repeat, in the same order."""
+    runs: dict[str, list[Answer]] = {label(*way): [] for way in WAYS}
     async with client_of(endpoint, credentials) as client:
         for way in WAYS:  # grammars are compiled, caches filled
-            await _once(client, "Warm up.", replace(sampling, max_tokens=8), way, 1)
+            await _once(client, prompts[0], replace(sampling, max_tokens=8), way, 1)
         for number in range(repeats * len(prompts)):
             turn = number % len(WAYS)
             for way in (*WAYS[turn:], *WAYS[:turn]):
@@ -87,12 +89,12 @@ async def measure(
     return runs
 
 
-async def _once(client: Client, prompt: str, sampling: SamplingParams, way: tuple[str, bool], seed: int) -> Run:
+async def _once(client: Client, prompt: Kinded, sampling: SamplingParams, way: tuple[str, bool], seed: int) -> Answer:
     kind, speculate = way
-    return await run_once(client, prompt, replace(sampling, grammar=GRAMMARS[kind]), disable_spec_decode=not speculate, seed=seed)
+    return await ask(client, Question(*prompt, seed), replace(sampling, grammar=GRAMMARS[kind]), {"disable_spec_decode": not speculate})
 
 
-def summarise(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+def summarise(runs: Mapping[str, Sequence[Answer]]) -> dict[str, Any]:
     """`ways`: decode milliseconds per token, and what speculation did; `ratios` of those times, see _ratio; `same_text`: the share of
     answers where plain and any said the same."""
     ways = {name: _way(several) for name, several in runs.items()}
@@ -116,9 +118,9 @@ def summarise(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     }
 
 
-def _ratio(one: str, other: str, runs: Mapping[str, Sequence[Run]], ways: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def _ratio(one: str, other: str, runs: Mapping[str, Sequence[Answer]], ways: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Of times per token. The median over prompts is hardly moved by a slow minute; the ratio of totals is what was paid."""
-    each = [b.rate / a.rate for a, b in zip(runs[one], runs[other], strict=True) if a.rate > 0.0 and b.rate > 0.0]
+    each = [a.per_token_s / b.per_token_s for a, b in zip(runs[one], runs[other], strict=True) if a.per_token_s and b.per_token_s]
     return {
         "compared": f"{one} / {other}",
         "median_of_prompts": round(statistics.median(each), 3) if each else None,
@@ -126,20 +128,20 @@ def _ratio(one: str, other: str, runs: Mapping[str, Sequence[Run]], ways: Mappin
     }
 
 
-def _way(runs: Sequence[Run]) -> dict[str, float]:
+def _way(runs: Sequence[Answer]) -> dict[str, float]:
     """Total time over total tokens, so long answers weigh more; answers too short to have a rate are left out."""
-    kept = [run for run in runs if run.rate > 0.0 and len(run.token_ids) >= 16]
-    seconds = sum(len(run.token_ids) / run.rate for run in kept)
+    kept = [(len(run.token_ids), run.per_token_s) for run in runs if run.per_token_s and len(run.token_ids) >= 16]
+    tokens = sum(count for count, _ in kept)
     return {
         "answers": len(kept),
-        "tokens": sum(len(run.token_ids) for run in kept),
-        "ms_per_token": round(1e3 * seconds / max(1, sum(len(run.token_ids) for run in kept)), 3),
-        "mean_acceptance_length": round(statistics.fmean(run.mean_acceptance_length for run in runs), 3),
-        "tokens_per_round": round(statistics.fmean(run.tokens_per_round for run in runs), 3),
+        "tokens": tokens,
+        "ms_per_token": round(1e3 * sum(count * seconds for count, seconds in kept) / max(1, tokens), 3),
+        "mean_acceptance_length": round(statistics.fmean(run.stats.mean_acceptance_length for run in runs), 3),
+        "tokens_per_round": round(statistics.fmean(len(run.token_ids) / max(1, run.stats.num_rounds) for run in runs), 3),
     }
 
 
-def mask_times(folder: Path, runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+def mask_times(folder: Path, runs: Mapping[str, Sequence[Answer]]) -> dict[str, Any]:
     """Computing time of the rows of the answers without speculation, in microseconds per row: the mask, and the forced ids behind it."""
     tokenizer = load_tokenizer(folder)
     began = time.process_time()
@@ -181,14 +183,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--endpoint", required=True)
     add_credentials(parser)
     parser.add_argument("--tokenizer", type=Path, default=None, help="the target's folder: time the masks alone, too")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help='JSON lines with "prompt"')
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines, as for specdec bench")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=2)
     args = parser.parse_args(argv)
-    prompts = [json.loads(line)["prompt"] for line in args.prompts.read_text().splitlines() if line.strip()]
     sampling = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens, ignore_eos=True)
-    runs = asyncio.run(measure(args.endpoint, Credentials(**credential_fields(args)), prompts, sampling, args.repeats))
+    try:
+        prompts = load_prompts(args.prompts)
+        runs = asyncio.run(measure(args.endpoint, Credentials(**credential_fields(args)), prompts, sampling, args.repeats))
+    except SpecdecError as error:
+        print(f"structured: {error}", file=sys.stderr)
+        return 2
     report = summarise(runs)
     if args.tokenizer is not None:
         report["masks"] = mask_times(args.tokenizer, runs)

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from specdec.bench.compare import main as compare
+from specdec.bench.structured import main as structured
 from specdec.cli import authority
 from specdec.cli.main import main
 from specdec.client import Credentials, SyncClient
@@ -53,8 +53,8 @@ def test_a_system_with_an_authority_of_its_own(tmp_path: Path, capfd: pytest.Cap
         assert main(["top", "--once", "--interval", "0.1", "--endpoint", endpoint, *flags]) == 0
         assert "ROUNDS AT THE TARGETS" in capfd.readouterr().out
         (tmp_path / "prompts").write_text('{"kind": "x", "prompt": "once upon"}\n')
-        few = ["--prompts", str(tmp_path / "prompts"), "--max-tokens", "48"]
-        assert compare(["--endpoint", f"127.0.0.1:1,{endpoint}", *few, *flags]) == 0, "several endpoints, with certificates"
+        few = ["--prompts", str(tmp_path / "prompts"), "--max-tokens", "16", "--repeats", "1"]
+        assert structured(["--endpoint", f"127.0.0.1:1,{endpoint}", *few, *flags]) == 0, "several endpoints, with certificates"
         capfd.readouterr()
 
         assert main(["generate", "--endpoint", endpoint, *ASK]) == 2

@@ -33,6 +33,7 @@ if way == "breaks":
 cells = [{"streams": n, "tokens": 8, "seconds": 0.5, "short": 0, "answers": [[1, 2, 3, 4]]} for n in (1, 4)]
 print("words of a library")
 print(json.dumps({"skipped": "it refuses"} if way == "skips" else {"versions": {"x": "1"}, "cells": cells}))
+print("last words of a library")
 """
 
 
@@ -190,3 +191,11 @@ def test_other_settings_begin_anew(runner: Any, tools: Any, monkeypatch: pytest.
     (Path("results") / "COMPLETE").touch()
     runner._resume_or_begin({"a": 2}, fresh=False, load=0.0)
     assert not kept.exists()
+
+
+def test_pip_takes_what_every_command_is_given(tools: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    registry = tools("registry")
+    registry.run_pip(Path(sys.executable), ["uninstall", "--yes", "specdec-no-such-package"], "nothing")
+    with pytest.raises(registry.SetupFailed, match="could not get no such command"):
+        registry.run_pip(Path(sys.executable), ["no-such-command"], "no such command")
+    assert "unknown command" in capfd.readouterr().err
