@@ -51,14 +51,10 @@ class Generation:
         self.committed = list(request.tokens)
         self._pace, self._sources = pace, Sources(request, prompt_lookup_min, pace)
         self.lookahead = self._sources.lookahead
-        self.tally = Tally(request.num_speculative_tokens)
-        self._step_deadline_ms = step_deadline_ms
-        self.at = TargetSide(request, max_run_ahead)
-        self.moving = Moving(placement_wait_ms)
+        self.tally, self._step_deadline_ms = Tally(request.num_speculative_tokens), step_deadline_ms
+        self.at, self.moving = TargetSide(request, max_run_ahead), Moving(placement_wait_ms)
         self._ahead = ahead and request.rejection_method is RejectionMethod.COUPLED
-        self._never_waits = self._ahead and not pace.waits
-        self.drafting = DraftSide(request, pace)
-        self._reader_behind = False
+        self.drafting, self._reader_behind = DraftSide(request, pace), False
         self._told: list[Command] = []
 
     # --- the door -----------------------------------------------------------------------------------------------------
@@ -111,6 +107,10 @@ class Generation:
     def target(self) -> str:
         """The replica that holds the session; empty = none."""
         return self.at.name
+
+    def _waits(self) -> bool:
+        """A round that finds no block waits for the draft."""
+        return self._pace.speculates and (self._pace.waits or not self._ahead)
 
     @property
     def decided(self) -> int:
@@ -213,7 +213,7 @@ class Generation:
             self._open_round(*choice)
         elif not self.drafting.name:
             self._open_round(EMPTY, "no_draft")
-        elif self._never_waits:
+        elif not self._waits():
             self._open_round(EMPTY, "miss")
         elif wait_ms := self.drafting.grace_ms(self._pace.grace_ms()):
             self.state = State.CHOOSING
@@ -222,7 +222,7 @@ class Generation:
             self._open_round(EMPTY, "miss")
 
     def _open_round(self, block: Block, outcome: str) -> None:
-        self.at.new_round(block, outcome, 0 if self._pace.speculates and not self._never_waits else self.at.going.run_ahead)
+        self.at.new_round(block, outcome, 0 if self._waits() else self.at.going.run_ahead)
         self.tally.opened(outcome)
         self._send_step()
         if not block.own:
@@ -344,7 +344,7 @@ class Generation:
     def _go_on(self) -> None:
         """The target has something to go on with, or a round opens."""
         waiting, speculates = self.at.going.waiting(), self._pace.speculates
-        if waiting is None and (self._reader_behind or not self.at.going.runs or (speculates and not self._never_waits)):
+        if waiting is None and (self._reader_behind or not self.at.going.runs or self._waits()):
             return self._next_round()
         self.state, self.at.block = State.GOING, waiting or EMPTY
         self._tell(StartTimer(Timer.STEP, SILENT_MS))

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from orchestrator.control.choice import worth
-from orchestrator.control.regime import Mean
+from orchestrator.control.regime import Mean, Way
 from orchestrator.control.seat import Clock, Seat
 from orchestrator.control.survival import SessionSurvival, Survival
 from orchestrator.lookahead import Block
@@ -44,22 +44,23 @@ class WatchedPace(FixedPace):
     def committed(self, ready: bool) -> None:
         machine, began_ms = self._seat.machine, self._seat.turned()
         if machine is not None and began_ms is not None:
-            machine.learn_round(began_ms, self.most > 0)
+            machine.learn_round(began_ms, Way.WAITING if self.most else Way.PLAIN)
 
 
 class AdaptivePace(Seat):
     adaptive = True
-    waits = False
 
     def __init__(
-        self, most: int, max_grace_ms: float, clock: Clock, draft: Survival, lookup: Survival, begins: bool, waits: bool = True
+        self, most: int, max_grace_ms: float, clock: Clock, draft: Survival, lookup: Survival, begins: bool, must_wait: bool = True
     ) -> None:
         """`draft`, `lookup`: what is known of these sources over all sessions; `begins`: the draft is asked from the first token on;
-        `waits`: rounds wait for it."""
-        super().__init__(clock, 1, waits)
+        `must_wait`: rounds wait for it, whether or not that pays."""
+        super().__init__(clock, 1, must_wait)
         self.most, self._max_grace_ms = most, max_grace_ms
         self._draft, self._lookup = SessionSurvival(draft), SessionSurvival(lookup)
         self.speculates = self.drafts = begins and most > 0
+        self.waits = must_wait
+        self._way = Way.PLAIN if not self.speculates else Way.WAITING if must_wait else Way.GOING  # of the round that is open
         self.wanted = most  # tokens the draft is asked for
         self._warm = self._awoken = False  # the draft has spoken since it was asked to go on; it had rested before
         self._drafted, self._looked_up = False, 0  # this round had a block of the draft's; tokens of a looked-up block that stood
@@ -97,7 +98,7 @@ class AdaptivePace(Seat):
         looked, drafted = sum(self._lookup.expected(min(guess, self.most))), sum(self.outlook()[: self.wanted])
         if ready or not self.drafts:
             return looked > drafted or not self.drafts
-        round_ms, wait_ms = machine.regime.spec.value, machine.regime.answer_ms(self.wanted)
+        round_ms, wait_ms = machine.regime.turn_ms(machine.way), machine.regime.answer_ms(self.wanted)
         return (1 + looked) * (round_ms + wait_ms) >= (1 + drafted) * round_ms
 
     def grace_ms(self) -> float:
@@ -139,7 +140,7 @@ class AdaptivePace(Seat):
         if machine is None:
             return
         if began_ms is not None and (self._warm or not self.speculates):  # like neither while the draft has yet to catch up
-            machine.learn_round(began_ms, self.speculates or bool(self._rest_left))
+            machine.learn_round(began_ms, self._way)
             if self.speculates:
                 machine.regime.looked.learn(self._looked_up, LOOKED_COMMON * len(machine.seats))
                 self._mean_looked.learn(self._looked_up, LOOKED_OWN)
@@ -149,6 +150,7 @@ class AdaptivePace(Seat):
         if self._asked_ms is not None:  # silent for the whole round: it takes at least as long
             machine.learn_answer(self.wanted, self._clock.now_ms - self._asked_ms)
         machine.decide(self._clock.now_ms)
+        self._way, self.waits = machine.way, self.must_wait or machine.waits
         self._choose(machine.speculates)
         asked = self.drafts and self._warm
         if asked and ready:

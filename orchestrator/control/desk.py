@@ -32,8 +32,8 @@ class Desk:
         if not request.adaptive or not most:
             return WatchedPace(most, self._max_grace_ms, self)
         greedy = request.sampling.greedy
-        waits = not self._ahead or request.rejection_method is not RejectionMethod.COUPLED
-        return AdaptivePace(most, self._max_grace_ms, self, self._draft[greedy], self._lookup[greedy], self._begins(live), waits)
+        must_wait = not self._ahead or request.rejection_method is not RejectionMethod.COUPLED
+        return AdaptivePace(most, self._max_grace_ms, self, self._draft[greedy], self._lookup[greedy], self._begins(live), must_wait)
 
     def _begins(self, live: int) -> bool:
         """Whether a session should have a draft from its first token on: it will speculate, as far as is known."""

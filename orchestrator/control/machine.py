@@ -1,12 +1,13 @@
 """One target, and what shares its machine: its sessions, whether they speculate now, and from which gain on a slot is worth its row. Pure.
 
 Rules
-1. All sessions of a target speculate, or none does: what one of them costs the others is not seen from within it. Among those that
-   speculate each has the length that its own chain is worth.
-2. The way that decides more tokens per ms is taken, by what was measured at this load (regime.py) and what the sessions gain now. To begin
-   speculating it must be better by HYSTERESIS: where both are alike, the way that needs less is.
-3. Measurements age. The other way is tried now and then, for some rounds of every session; the more it would lose the more rarely, and
-   ever more rarely while it goes on losing: in the long run trying costs at most about PROBE_SHARE of the tokens.
+1. All sessions of a target go one way: none speculates; or all do, and the target goes on with plain rows where a draft has nothing yet;
+   or all do and wait for their drafts, which pays where a step takes long. What one of them costs the others is not seen from within
+   it. Among those that speculate each has the length that its own chain is worth.
+2. The way that decides most tokens per ms is taken, by what was measured at this load (regime.py) and what the sessions gain now. To begin
+   speculating, or to wait or no longer, it must be better by HYSTERESIS: where two are alike, the one that needs less is taken.
+3. Measurements age. The other ways are tried now and then, in turn, for some rounds of every session; the more one would lose the more
+   rarely, and ever more rarely while it goes on losing: in the long run trying costs at most about PROBE_SHARE of the tokens.
 4. A round counts only if it began and ended under one way, and not as the first after a change.
 """
 
@@ -14,11 +15,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from orchestrator.control.choice import NOTHING, Slot, choose, prefix
-from orchestrator.control.regime import Regime
+from orchestrator.control.choice import Choice, Slot, choose, prefix
+from orchestrator.control.regime import Regime, Way
 from orchestrator.control.step_time import StepTime
 
 MAX_DEPTH = 64
@@ -42,8 +43,8 @@ class Seat(Protocol):
     def adaptive(self) -> bool: ...
 
     @property
-    def waits(self) -> bool:
-        """Its rounds wait for its draft; else the target goes on with plain rows meanwhile."""
+    def must_wait(self) -> bool:
+        """Where it speculates its rounds wait for its draft: the target may not go on by itself."""
 
     @property
     def rows(self) -> int:
@@ -60,8 +61,8 @@ class Seat(Protocol):
 class _Probe:
     """`left` = rounds that are still to be timed. It goes on where it was when the load comes back."""
 
-    def __init__(self, began_ms: float, sessions: int) -> None:
-        self.began_ms, self.left = began_ms, PROBE_ROUNDS * sessions
+    def __init__(self, way: Way, began_ms: float, sessions: int) -> None:
+        self.way, self.began_ms, self.left = way, began_ms, PROBE_ROUNDS * sessions
 
 
 class _Load:
@@ -69,8 +70,9 @@ class _Load:
 
     def __init__(self, due_ms: float) -> None:
         self.regime = Regime()
-        self.speculates = False
-        self.due_ms = due_ms  # when the other way is tried next, in busy time
+        self.way = Way.PLAIN
+        self.last_tried = Way.PLAIN
+        self.due_ms = due_ms  # when another way is tried next, in busy time
         self.interval_ms = FIRST_INTERVAL_MS
         self.probe: _Probe | None = None
         self.curious_ms = 0.0  # not curious until then, in busy time
@@ -114,17 +116,17 @@ class Machine:
         self._stale, self._blocks = True, None
         self._rows += count * seat.rows
         self._adaptive += count * seat.adaptive
-        self._waiting += count * (seat.adaptive and seat.waits)
-        before = self.speculates
+        self._waiting += count * (seat.adaptive and seat.must_wait)
+        before = self.way
         self._bin = max(0, len(self.seats) - 1).bit_length()
-        if self.speculates != before:
+        if self.way is not before:
             self.switched_ms = now_ms
 
     @property
     def _load(self) -> _Load:
         if self._bin not in self._loads:
             lower = self._loads.get(self._bin - 1)  # where it does not pay, more sessions hardly make it pay
-            later = lower is not None and not lower.speculates and lower.regime.spec.seen > 0
+            later = lower is not None and lower.way is Way.PLAIN and any(lower.regime.turns[way].seen for way in (Way.GOING, Way.WAITING))
             self._loads[self._bin] = _Load(self._busy_ms + FIRST_INTERVAL_MS * later)
         return self._loads[self._bin]
 
@@ -133,19 +135,28 @@ class Machine:
         return self._load.regime
 
     @property
-    def speculates(self) -> bool:
+    def way(self) -> Way:
         load = self._load
-        return load.speculates if load.probe is None else not load.speculates
+        return load.way if load.probe is None else load.probe.way
+
+    @property
+    def speculates(self) -> bool:
+        return self.way is not Way.PLAIN
+
+    @property
+    def waits(self) -> bool:
+        """Sessions wait for their drafts that need not."""
+        return self.way is Way.WAITING and not self._waiting
 
     @property
     def trying(self) -> bool:
         """Speculation is tried out: every session proposes something."""
         load = self._load
-        return load.probe is not None and not load.speculates
+        return load.probe is not None and load.way is Way.PLAIN
 
     def would_speculate(self, sessions: int) -> bool:
         load = self._loads.get(max(0, sessions - 1).bit_length())
-        return load is not None and load.speculates
+        return load is not None and load.way is not Way.PLAIN
 
     def boundary_ms(self, now_ms: float) -> float:
         """Until the target could begin the next step: it is busy with sessions that the newest step did not answer."""
@@ -177,14 +188,13 @@ class Machine:
         """A Step left so long after its session's commit."""
         self._waited_ms = max(self._waited_ms, wait_ms)
 
-    def learn_round(self, began_ms: float, spec: bool) -> None:
-        """A round of one session ended with the step that was just heard of. `spec`: it was open to speculation."""
+    def learn_round(self, began_ms: float, way: Way) -> None:
+        """A round of one session ended with the step that was just heard of."""
         load, choosing = self._load, self.choosing
-        if not self._pure or began_ms <= self.switched_ms or (choosing and spec != self.speculates):
+        if not self._pure or began_ms <= self.switched_ms or (choosing and way is not self.way):
             return
         own = self.heard_ms - began_ms - self._wait_ms - self._blocks_ms()
-        learn = load.regime.learn_spec if spec else load.regime.learn_plain
-        learn(own, len(self.seats))
+        load.regime.learn(way, own, len(self.seats))
         if load.probe is not None and choosing:
             load.probe.left -= 1
         self._stale = True
@@ -218,32 +228,37 @@ class Machine:
 
     def _decide(self, now_ms: float) -> None:
         load = self._load
-        if not load.regime.plain.seen and not load.regime.spec.seen:
+        if not any(turn.seen for turn in load.regime.turns.values()):
             return
-        spec_rate, plain_rate = self._rates(load)
-        if load.probe is not None:
-            over = load.probe.left <= 0 or self._busy_ms - load.probe.began_ms > MOST_PROBE_MS
-            enough = load.probe.left <= (PROBE_ROUNDS - HOPELESS_ROUNDS) * len(self.seats)
-            if over or (enough and not load.speculates and spec_rate < HOPELESS * plain_rate):
-                self._end_probe(load, spec_rate, plain_rate, now_ms)
+        rates, seen = self._rates(load), {way for way, turn in load.regime.turns.items() if turn.seen}
+        if (probe := load.probe) is not None:
+            over = probe.left <= 0 or self._busy_ms - probe.began_ms > MOST_PROBE_MS
+            enough = probe.left <= (PROBE_ROUNDS - HOPELESS_ROUNDS) * len(self.seats)
+            hopeless = probe.way is not Way.PLAIN and rates.get(probe.way, 0.0) < HOPELESS * rates.get(load.way, 0.0)
+            if over or (enough and hopeless):
+                self._end_probe(load, probe, rates, now_ms)
             return
-        better = spec_rate > plain_rate * (1.0 if load.speculates else 1 + HYSTERESIS)
-        if better != load.speculates and load.regime.plain.seen and load.regime.spec.seen:
-            load.speculates, self.switched_ms = better, now_ms
+        better = [way for way in rates if way in seen and self._is_better(way, load.way, rates)]
+        if better and load.way in seen:
+            load.way, self.switched_ms = max(better, key=lambda way: rates[way]), now_ms
             load.interval_ms = FIRST_INTERVAL_MS
             load.due_ms = self._busy_ms + FIRST_INTERVAL_MS
-        elif self._busy_ms >= load.due_ms:
-            known, other = (load.regime.spec, load.regime.plain) if load.speculates else (load.regime.plain, load.regime.spec)
-            if known.seen >= PROBE_ROUNDS:
-                other.doubt(HOPELESS_ROUNDS * len(self.seats))
-                load.probe, self.switched_ms = _Probe(self._busy_ms, len(self.seats)), now_ms
+        elif self._busy_ms >= load.due_ms and load.regime.turns[load.way].seen >= PROBE_ROUNDS:
+            others = [way for way in rates if way is not load.way]
+            way = next((way for way in others if way not in seen), None) or next(
+                (way for way in others if way is not load.last_tried), others[0]
+            )
+            load.regime.turns[way].doubt(HOPELESS_ROUNDS * len(self.seats))
+            load.probe, load.last_tried, self.switched_ms = _Probe(way, self._busy_ms, len(self.seats)), way, now_ms
 
-    def _end_probe(self, load: _Load, spec_rate: float, plain_rate: float, now_ms: float) -> None:
-        assert load.probe is not None
-        took, load.probe, self.switched_ms = self._busy_ms - load.probe.began_ms, None, now_ms
-        mine, other = (spec_rate, plain_rate) if load.speculates else (plain_rate, spec_rate)
-        if other > mine * (1.0 if load.speculates else 1 + HYSTERESIS):
-            load.speculates = not load.speculates
+    def _is_better(self, way: Way, than: Way, rates: Mapping[Way, float]) -> bool:
+        return way is not than and rates[way] > rates.get(than, 0.0) * (1.0 if way is Way.PLAIN else 1 + HYSTERESIS)
+
+    def _end_probe(self, load: _Load, probe: _Probe, rates: Mapping[Way, float], now_ms: float) -> None:
+        took, load.probe, self.switched_ms = self._busy_ms - probe.began_ms, None, now_ms
+        mine, other = rates.get(load.way, 0.0), rates.get(probe.way, 0.0)
+        if probe.way in rates and self._is_better(probe.way, load.way, rates):
+            load.way = probe.way
             load.interval_ms = FIRST_INTERVAL_MS
         else:
             loss = max(0.02, 1 - other / max(mine, 1e-9))
@@ -251,35 +266,43 @@ class Machine:
             load.interval_ms = min(LAST_INTERVAL_MS, max(1.5 * load.interval_ms, due))
         load.due_ms = self._busy_ms + load.interval_ms
 
-    def _rates(self, load: _Load) -> tuple[float, float]:
-        """Tokens per ms with and without speculation; sets what sessions go by."""
+    def _rates(self, load: _Load) -> dict[Way, float]:
+        """Tokens per ms of each way that there is here; sets what sessions go by."""
         regime = load.regime
-        base, n, curve = self._base_rows, len(self.seats), self.step_time
-        plain_ms = regime.plain.value if regime.plain.seen else regime.spec.value
-        spec_ms = regime.spec.value if regime.spec.seen else plain_ms
+        base, n = self._base_rows, len(self.seats)
         slots = sorted(((g, depth) for seat in self.seats if seat.adaptive for depth, g in enumerate(seat.outlook(), 1)), reverse=True)
         deepest = max((depth for _, depth in slots), default=0)
         ready = max(MIN_READY, regime.ready.value) if regime.ready.seen >= FEW else FIRST_READY
         late = 1 - math.pow(ready, min(n, max(1.0, self._wave)))  # share of the steps that wait for somebody's draft
-        steps = curve.upwards(base, len(slots) + 1)
-        times = [spec_ms + step_ms - steps[0] for step_ms in steps]
+        steps = self.step_time.upwards(base, len(slots) + 1)
         waits = [late * regime.answer_ms(depth) for depth in range(deepest + 1)]
         tokens = n + sum(seat.looked for seat in self.seats)
-        if self._waiting:
-            patient, hasty = choose(tokens, slots, times, waits), prefix(tokens, slots, times, deepest, ready)
+
+        def times(way: Way) -> list[float]:
+            own_ms = regime.turn_ms(way) - steps[0]
+            return [own_ms + step_ms for step_ms in steps]
+
+        patient, self.patient = choose(tokens, slots, times(Way.WAITING), waits), True
+        if self._waiting:  # some have to
+            hasty = prefix(tokens, slots, times(Way.WAITING), deepest, ready)
+            self.patient = patient.rate >= hasty.rate
+            found = {Way.WAITING: patient if self.patient else hasty}
         else:
             shares = [regime.share(depth) for depth in range(deepest + 1)]
-            waits = [0.0] * len(waits)
-            patient, hasty = NOTHING, choose(tokens, slots, times, waits, shares)
-        self.patient = patient.rate >= hasty.rate
-        best = patient if self.patient else hasty
+            found = {Way.GOING: choose(tokens, slots, times(Way.GOING), [0.0] * len(waits), shares), Way.WAITING: patient}
+        way = self.way if self.way in found else max(found, key=lambda way: found[way].rate)
+        usual = waits[found[way].depth] if way is Way.WAITING and self.patient else 0.0
+        self._go_by(found[way], prefix(tokens, slots, [time + usual for time in times(way)], deepest))
+        if load.way is way and load.probe is None and self._busy_ms >= load.curious_ms:
+            outside_ms = regime.turn_ms(way) - steps[0]
+            self._look_further(load, slots, outside_ms, base, waits if way is Way.WAITING else [0.0] * len(waits), found[way].rate)
+        plain_ms = regime.turn_ms(Way.PLAIN)
+        return {Way.PLAIN: n / plain_ms if plain_ms else 0.0, **{way: choice.rate for way, choice in found.items()}}
+
+    def _go_by(self, best: Choice, sunk: Choice) -> None:
+        """`sunk`: the same where the wait and the drafting are paid already."""
         self.threshold, self.depth = best.threshold, best.depth
-        usual = waits[best.depth] if self.patient else 0.0
-        sunk = prefix(tokens, slots, [time + usual for time in times], deepest)
         self.row_threshold = min(best.threshold, sunk.threshold)
-        if load.speculates and load.probe is None and self._busy_ms >= load.curious_ms:
-            self._look_further(load, slots, spec_ms - steps[0], base, waits, best.rate)
-        return best.rate, n / plain_ms if plain_ms else 0.0
 
     def _look_further(self, load: _Load, slots: list[Slot], outside_ms: float, base: float, waits: list[float], rate: float) -> None:
         """Where one depth for all would be best if its rows, which no step had yet, were as cheap as the nearest fewer ones, it is tried

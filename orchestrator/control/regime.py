@@ -1,7 +1,7 @@
 """What a round takes at one load, with and without speculation. Pure.
 
 Speculation slows a machine in ways that no count of rows shows: the draft may share a core with this process, or a cache or the memory's
-bus with the target. So a round is timed both ways, as it was, from one commit to the next. What is kept is what does not depend on the
+bus with the target. So a round is timed each way, as it was, from one commit to the next. What is kept is what does not depend on the
 block: the wait for the draft and the rows' share of the step are taken off, and added again for the block that is being considered.
 
 The draft is timed by itself: how often it had something when a commit came, and else how long it took to say something. Both are known
@@ -10,6 +10,7 @@ whether or not anybody waited, so that not waiting does not teach that waiting i
 
 from __future__ import annotations
 
+import enum
 import math
 
 MEMORY_ROUNDS = 24  # rounds of every session that a mean remembers
@@ -17,6 +18,14 @@ OUTLIER = 5.0  # of the mean: what is above counts as this; results that a busy 
 PATIENCE, SPREADS = 1.5, 3.0  # how many times the usual answer, and its spread, a wait may take
 FEW_ANSWERS, FIRST_SHARE, LEAST_SHARE = 4, 0.5, 0.02
 ANSWER_BESIDE = 1.0  # what an answer of the draft takes beside its tokens, in tokens
+
+
+class Way(enum.Enum):
+    """How the sessions of a target go on where their draft has nothing yet."""
+
+    PLAIN = "plain"  # nobody speculates
+    GOING = "going"  # with plain rows, until it has
+    WAITING = "waiting"  # once it has
 
 
 class Mean:
@@ -54,17 +63,19 @@ class Regime:
     """At one load: a range of numbers of sessions."""
 
     def __init__(self) -> None:
-        self.plain, self.spec = Mean(), Mean()  # ms of a round without its rows' share, and without the wait
+        self.turns = {way: Mean() for way in Way}  # ms of a round without its rows' share, and without the wait
         self.ready = Mean(math.inf)  # share of the commits at which the draft had something
         self.looked = Mean(math.inf)  # tokens that a round gains by lookups while sessions speculate
         self._answers: dict[int, Answer] = {}  # by tokens wanted
         self._shares: dict[int, Mean] = {}  # of the commits that had a block, by tokens wanted
 
-    def learn_plain(self, turn_ms: float, sessions: int) -> None:
-        self.plain.learn(turn_ms, MEMORY_ROUNDS * sessions)
+    def learn(self, way: Way, turn_ms: float, sessions: int) -> None:
+        self.turns[way].learn(turn_ms, MEMORY_ROUNDS * sessions)
 
-    def learn_spec(self, turn_ms: float, sessions: int) -> None:
-        self.spec.learn(turn_ms, MEMORY_ROUNDS * sessions)
+    def turn_ms(self, way: Way) -> float:
+        """Of a way that was not seen yet: of one that was, and is most like it. 0 when nothing was."""
+        like = (way, *(other for other in (Way.GOING, Way.WAITING, Way.PLAIN) if other is not way))
+        return next((self.turns[one].value for one in like if self.turns[one].seen), 0.0)
 
     def learn_answer(self, wanted: int, after_ms: float | None, sessions: int) -> None:
         """The draft was asked for `wanted` tokens; None: it had some already."""

@@ -24,8 +24,8 @@ class Seat:
     adaptive = False
     looked = 0.0
 
-    def __init__(self, clock: Clock, rows: int, waits: bool = True) -> None:
-        self._clock, self.waits = clock, waits
+    def __init__(self, clock: Clock, rows: int, must_wait: bool = True) -> None:
+        self._clock, self.must_wait = clock, must_wait
         self.rows = rows
         self.machine: Machine | None = None
         self._sat = False

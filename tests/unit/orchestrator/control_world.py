@@ -110,7 +110,7 @@ class World:
         arrives = began
         if not session.ready:
             arrives += m.answer_ms + m.draft_ms * pace.wanted
-            grace = pace.grace_ms()
+            grace = pace.grace_ms() if pace.waits else 0.0
             if began + grace < arrives:
                 self.desk.now_ms = began + grace
                 pace.opened()

@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.control import Desk
 from orchestrator.control.machine import HYSTERESIS
+from orchestrator.control.regime import Way
 from tests.unit.orchestrator.control_world import Machine, Session, World, adaptive, fixed_rates, stairs
 
 HIGH, MIDDLE, LOW = (0.8, 1.0), (0.4, 0.9), (0.05, 0.4)  # bounds of the slots' chances
@@ -146,8 +147,8 @@ def test_sessions_of_fixed_length_are_timed_and_left_alone() -> None:
     world.add(MIDDLE, k=0)
     world.run(2000)
     regime = world.desk.machine("target").regime
-    assert regime.plain.seen and not regime.spec.seen
-    assert regime.plain.value == pytest.approx(22.8, rel=0.05)
+    assert regime.turns[Way.PLAIN].seen and not regime.turns[Way.WAITING].seen and not regime.turns[Way.GOING].seen
+    assert regime.turn_ms(Way.PLAIN) == pytest.approx(22.8, rel=0.05)
     world.add(LOW, k=3)
     world.blocks.clear()
     world.run(1000)
@@ -179,3 +180,18 @@ def test_F82_a_draft_that_answers_between_two_targets_teaches_nothing() -> None:
     pace.moved("another")
     pace.proposed()
     assert not world.desk.machine("another").regime.ready.seen
+
+
+@pytest.mark.parametrize(("step_ms", "draft_ms", "way"), [(40.0, 1.0, Way.WAITING), (6.0, 4.0, Way.GOING), (40.0, 30.0, Way.GOING)])
+def test_a_draft_is_waited_for_where_that_is_worth_it(step_ms: float, draft_ms: float, way: Way) -> None:
+    """A target that may go on by itself: behind a long step a quick draft's word is waited for, a slow one's is not."""
+    machine = Machine(step_ms=stairs(1, step_ms, 0.1), draft_ms=draft_ms, answer_ms=draft_ms, ready=0.5, outside_ms=1.0)
+    rates = {}
+    for must_wait in (False, True):
+        world = World(machine, seed=8, desk=Desk(200.0, ahead=not must_wait))
+        world.add(HIGH)
+        world.run(10_000)
+        rates[must_wait] = world.run(30_000)
+        if not must_wait:
+            assert world.desk.machine("target").way is way
+    assert rates[False] > 0.97 * rates[True]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.control.choice import choose, prefix, worth
 from orchestrator.control.machine import Machine, _Probe
+from orchestrator.control.regime import Way
 from orchestrator.control.step_time import StepTime
 from orchestrator.control.survival import SessionSurvival, Survival
 from orchestrator.drafting import DraftSide
@@ -270,8 +271,8 @@ def test_one_bad_try_does_not_put_the_next_one_off_for_minutes() -> None:
     machine, intervals = Machine(), []
     load = machine._load
     for _ in range(4):
-        load.probe = _Probe(machine._busy_ms, 1)
+        load.probe = _Probe(Way.WAITING, machine._busy_ms, 1)
         machine._busy_ms += 2000.0
-        machine._end_probe(load, spec_rate=0.1, plain_rate=1.0, now_ms=machine._busy_ms)
+        machine._end_probe(load, load.probe, {Way.PLAIN: 1.0, Way.WAITING: 0.1}, machine._busy_ms)
         intervals.append(load.interval_ms)
     assert intervals == [8000.0, 32_000.0, 120_000.0, 120_000.0]

@@ -40,6 +40,8 @@ class Whims(FixedPace):
         if self._random.random() < 0.3:
             self.drafts = self._random.random() < 0.5
             self.speculates = self.drafts or self._random.random() < 0.3
+        if self._random.random() < 0.1:
+            self.waits = not self.waits
 
 
 class Heard:
