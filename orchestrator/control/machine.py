@@ -24,6 +24,7 @@ from orchestrator.control.step_time import StepTime
 
 MAX_DEPTH = 64
 HYSTERESIS = 0.04
+SHORT_WAIT = 0.3  # of a plain round: a draft that takes longer is waited for only where one has to
 PROBE_SHARE = 0.01
 PROBE_ROUNDS = 10  # of every session
 HOPELESS, HOPELESS_ROUNDS = 0.8, 2  # a try that is worse than this share of the usual way ends after so many rounds of every session
@@ -244,7 +245,10 @@ class Machine:
             load.interval_ms = FIRST_INTERVAL_MS
             load.due_ms = self._busy_ms + FIRST_INTERVAL_MS
         elif self._busy_ms >= load.due_ms and load.regime.turns[load.way].seen >= PROBE_ROUNDS:
-            others = [way for way in rates if way is not load.way]
+            # A wait is tried only where it is hoped to pay: behind it the target rests.
+            others = [
+                way for way in rates if way is not load.way and (way is not Way.WAITING or self._waiting or rates[way] > rates[load.way])
+            ]
             way = next((way for way in others if way not in seen), None) or next(
                 (way for way in others if way is not load.last_tried), others[0]
             )
@@ -282,14 +286,19 @@ class Machine:
             own_ms = regime.turn_ms(way) - steps[0]
             return [own_ms + step_ms for step_ms in steps]
 
-        patient, self.patient = choose(tokens, slots, times(Way.WAITING), waits), True
+        self.patient = True
         if self._waiting:  # some have to
-            hasty = prefix(tokens, slots, times(Way.WAITING), deepest, ready)
+            patient, hasty = choose(tokens, slots, times(Way.WAITING), waits), prefix(tokens, slots, times(Way.WAITING), deepest, ready)
             self.patient = patient.rate >= hasty.rate
             found = {Way.WAITING: patient if self.patient else hasty}
         else:
             shares = [regime.share(depth) for depth in range(deepest + 1)]
-            found = {Way.GOING: choose(tokens, slots, times(Way.GOING), [0.0] * len(waits), shares), Way.WAITING: patient}
+            found = {Way.GOING: choose(tokens, slots, times(Way.GOING), [0.0] * len(waits), shares)}
+            short_ms = SHORT_WAIT * regime.turn_ms(Way.PLAIN)
+            quick = next((depth - 1 for depth in range(1, deepest + 1) if regime.answer_ms(depth) > short_ms), deepest)
+            if quick and regime.ready.seen >= FEW:
+                within = [slot for slot in slots if slot[1] <= quick]
+                found[Way.WAITING] = choose(tokens, within, times(Way.WAITING), waits[: quick + 1])
         way = self.way if self.way in found else max(found, key=lambda way: found[way].rate)
         usual = waits[found[way].depth] if way is Way.WAITING and self.patient else 0.0
         self._go_by(found[way], prefix(tokens, slots, [time + usual for time in times(way)], deepest))
