@@ -101,7 +101,6 @@ class Machine:
         self._bin = 0
         self._stale = self._pure = True
         self._blocks: float | None = None
-        self._looked = False  # at both ways, since the newest step
 
     # --- who is there -------------------------------------------------------------------------------------------------
 
@@ -179,7 +178,7 @@ class Machine:
         gap = now_ms - self.heard_ms
         self._busy_ms += gap if gap < IDLE_MS else took_ms
         self.heard_ms = now_ms
-        self._blocks, self._looked = None, False
+        self._blocks = None
 
     def learn_answer(self, wanted: int, after_ms: float | None) -> None:
         """A session's draft had something at its commit (None), or said something so long after it."""
@@ -218,13 +217,12 @@ class Machine:
     # --- what is decided ----------------------------------------------------------------------------------------------
 
     def decide(self, now_ms: float) -> None:
-        """Looks again at both ways, if something was learned, once a step at most, and not if the last look is of this very moment: among
-        a hundred sessions a look takes a millisecond."""
-        if not self.choosing or self._looked:
+        """Looks again at all ways, if something was learned and the last look is not of this very moment."""
+        if not self.choosing:
             return
         every = CHOOSE_EVERY_MS if self.speculates else 5 * CHOOSE_EVERY_MS
         if self._stale and (now_ms - self._chosen_ms >= every or len(self.seats) == 1):
-            self._stale, self._looked, self._chosen_ms = False, True, now_ms
+            self._stale, self._chosen_ms = False, now_ms
             self._decide(now_ms)
 
     def _decide(self, now_ms: float) -> None:
