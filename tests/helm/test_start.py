@@ -35,6 +35,7 @@ from tests.helm.checks.pods import MODULES
 from tests.helm.objects import Pod, Render
 from tests.helm.scenes import scene
 from tests.tiny import save_tiny
+from tests.waiting import wait_until
 
 SCENE = "for nobody else"
 TOKEN = "a token that somebody has"
@@ -137,7 +138,7 @@ def test_an_answer_comes_back(release: Release) -> None:
     with SyncClient(release.processes["orchestrator"].endpoint, mine) as client:
         sampling = SamplingParams(max_tokens=24, ignore_eos=True)
         plain = client.complete("the hat of the cat", sampling, seed=5, disable_spec_decode=True)
-        answer = client.complete("the hat of the cat", sampling, seed=5, enable_adaptive_verification=False)  # its rounds wait for the draft
+        answer = client.complete("the hat of the cat", sampling, seed=5, enable_adaptive_verification=False)  # waits for its draft
     assert answer.token_ids == plain.token_ids and len(answer.token_ids) == 24
     assert release.processes["draft"].metric("specdec_draft_proposed_tokens_total") > 0, "over TLS, by the one name of the pools"
     for process in release.processes.values():
@@ -179,7 +180,17 @@ def test_keda_is_answered_with_the_metadata_of_its_triggers(release: Release) ->
             assert sorted(specs.values()) == sorted(thresholds)
             for name in specs:
                 asked = pb.GetMetricsRequest(scaled_object_ref=ref, metric_name=name)
+                wait_until(lambda: load_is_known(stub, asked), what="UNAVAILABLE until the replicas have said their load")  # noqa: B023
                 assert [value.metric_name for value in stub.GetMetrics(asked, timeout=10).metric_values] == [name]
+
+
+def load_is_known(stub: externalscaler_pb2_grpc.ExternalScalerStub, asked: pb.GetMetricsRequest) -> bool:
+    try:
+        stub.GetMetrics(asked, timeout=10)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE, error  # type: ignore[attr-defined]
+        return False
+    return True
 
 
 def test_probes_are_answered(release: Release) -> None:
