@@ -138,9 +138,13 @@ def test_an_answer_comes_back(release: Release) -> None:
     with SyncClient(release.processes["orchestrator"].endpoint, mine) as client:
         sampling = SamplingParams(max_tokens=24, ignore_eos=True)
         plain = client.complete("the hat of the cat", sampling, seed=5, disable_spec_decode=True)
-        answer = client.complete("the hat of the cat", sampling, seed=5, enable_adaptive_verification=False)  # waits for its draft
-    assert answer.token_ids == plain.token_ids and len(answer.token_ids) == 24
-    assert release.processes["draft"].metric("specdec_draft_proposed_tokens_total") > 0, "over TLS, by the one name of the pools"
+
+        def the_draft_speaks() -> bool:
+            answer = client.complete("the hat of the cat", sampling, seed=5, enable_adaptive_verification=False)
+            assert answer.token_ids == plain.token_ids and len(answer.token_ids) == 24
+            return release.processes["draft"].metric("specdec_draft_proposed_tokens_total") > 0
+
+        wait_until(the_draft_speaks, what="over TLS, by the one name of the pools")
     for process in release.processes.values():
         assert "ignored settings of other services and Kubernetes service links" in process.log_tail(1000)
 
