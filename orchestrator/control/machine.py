@@ -100,7 +100,7 @@ class Machine:
         self._loads: dict[int, _Load] = {}
         self._bin = 0
         self._stale = self._pure = True
-        self._blocks: float | None = None
+        self._blocks: float | None = None  # ms that the chosen rows cost the newest step, once asked
 
     # --- who is there -------------------------------------------------------------------------------------------------
 

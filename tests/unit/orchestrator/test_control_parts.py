@@ -128,6 +128,15 @@ def test_who_asks_after_each_step_hears_the_same(seen: list[tuple[int, float]], 
             assert kept.at(rows) == pytest.approx(late.at(rows), rel=0.02)
 
 
+def test_a_walk_upwards_says_what_each_number_of_rows_takes() -> None:
+    curve = StepTime()
+    assert curve.upwards(2, 3) == [0.0, 0.0, 0.0], "nothing is known"
+    for rows, ms in ((2, 10.0), (5, 13.0), (9, 30.0)):
+        curve.learn(rows, ms)
+    assert curve.upwards(0.5, 13) == [curve.at(0.5 + m) for m in range(13)]
+    assert curve.upwards(1, 10)[:5] == pytest.approx([10.0, 10.0, 11.0, 12.0, 13.0])
+
+
 # --- choice -----------------------------------------------------------------------------------------------------------
 
 gains = st.lists(st.floats(0.01, 1.0), max_size=6).map(lambda chances: [math.prod(chances[: i + 1]) for i in range(len(chances))])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from weakref import ref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,3 +86,17 @@ def test_equals_a_set_of_strings(chains: list[list[int]], commits: list[int]) ->
         assert (block in known) if known else not block
         assert tree.nodes == len(known)
         assert (tree.length, tree.hash) == (len(committed), prefix_hash(committed))
+
+
+def test_a_branch_that_is_dropped_is_gone_at_once() -> None:
+    """Without the garbage collector, whose searches are a pause for everybody."""
+    lookahead = Lookahead((1, 2, 3))
+    lookahead.add(Proposal("s", 1, 3, lookahead.hash, (4, 5, 6)))
+    lookahead.add(Proposal("s", 1, 3, lookahead.hash, (7, 8)))
+    dropped = ref(lookahead._root.children[4].children[5])
+    gc.disable()
+    try:
+        lookahead.commit((7,))
+        assert dropped() is None and lookahead.block(4).tokens == (8,)
+    finally:
+        gc.enable()
