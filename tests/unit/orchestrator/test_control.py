@@ -195,3 +195,12 @@ def test_a_draft_is_waited_for_where_that_is_worth_it(step_ms: float, draft_ms: 
         if not must_wait:
             assert world.desk.machine("target").way is way
     assert rates[False] > 0.97 * rates[True]
+
+
+def test_a_word_that_takes_much_of_a_round_is_not_waited_for() -> None:
+    """It is not even tried: which way is better there cannot be told from so few rounds (docs/decisions/0027)."""
+    world = World(Machine(step_ms=stairs(1, 7.0, 0.1), draft_ms=1.5, answer_ms=1.5, ready=0.5), seed=8, desk=Desk(200.0, ahead=True))
+    world.add(HIGH)
+    world.run(20_000)
+    turns = world.desk.machine("target").regime.turns
+    assert turns[Way.GOING].seen and not turns[Way.WAITING].seen
