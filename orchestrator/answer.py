@@ -115,6 +115,8 @@ class AnswerStream:
     def _match(self, final: Sequence[str], pending: Sequence[str]) -> str:
         """Text that may leave. What was searched while it was pending is not searched again: a stop string that did not count then
         (`min_tokens`) is text."""
+        if not final and "".join(pending) == self._judged:
+            return ""
         judged = _shared(self._judged, "".join((*final, *pending))) if self._judged else 0
         text, judged = self._feed(self._matcher, final, judged)
         if pending and self.stopped is None:

@@ -6,7 +6,8 @@ Rules
 2. Everything released plus `flush()` is what the tokenizer's own decoder makes of all the ids. No window of recent ids is decoded
    again (a window may start inside a character): each step of the decoder is a small transducer, so an id costs the same whether
    it is the tenth or the ten-thousandth.
-3. Special ids that are left out of the text still name themselves, at their place in it, since a stop string may (`Hidden`).
+3. Special ids that are left out of the text still name themselves, at their place in it, since a stop string may (`Hidden`). Of those
+   behind a character that has begun and does not go on, the first MAX_HELD_MARKS do.
 4. A decoder step that is not known here is refused when the tokenizer is loaded, by name.
 
 Byte-fallback tokenizers decode a run of byte ids as a whole: one broken byte turns the whole run into U+FFFD. A run is therefore held
@@ -28,6 +29,7 @@ from specdec.errors import Unsupported
 from specdec.vocabulary import byte_level_bytes, decoder_steps, special_ids, word_piece
 
 MAX_HELD_BYTES = 64
+MAX_HELD_MARKS = 16  # hidden ids behind a character begun that a stop string may still name: each of them is searched with all before it
 PRIMING_TOKENS = 128  # newest prompt ids that can matter to what follows
 REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -302,8 +304,9 @@ class IncrementalDecoder:
             return self._with_marks(_through(self._steps, (token,)))
         if not (rest := self._rest()):
             return (Hidden(token),)
-        waiting = self._waiting()
-        self._marks.append((len(waiting) + (rest != waiting), Hidden(token)))  # behind a character begun, whatever becomes of it
+        if len(self._marks) < MAX_HELD_MARKS:
+            waiting = self._waiting()
+            self._marks.append((len(waiting) + (rest != waiting), Hidden(token)))  # behind a character begun, whatever becomes of it
         return ()
 
     def pending(self) -> Sequence[str]:

@@ -79,6 +79,13 @@ def check_sampling(sampling: SamplingParams, vocab_size: int, eos_ids: Sequence[
         raise InvalidRequest("sampling.banned_token_ids", "leave at least one id")
 
 
+def check_resumed(output_ids: Sequence[int], info: ModelInfo) -> None:
+    """Before anything is made of them: to read ids takes time for each, and more than a window holds cannot have been said."""
+    window = info.max_model_len
+    if len(output_ids) >= window:
+        raise InvalidRequest("output_token_ids", f"at most {window - 1} tokens fit behind a prompt (window {window})")
+
+
 def admit(
     request: Request,
     prompt: Sequence[int],

@@ -20,7 +20,7 @@ from orchestrator.fronts.requests import MAX_DETOKENIZE_IDS, MAX_N, Defaults, pa
 from orchestrator.fronts.showing import Showing
 from orchestrator.fronts.textwork import Prepared, TextWork, encode, is_sentence, prepare
 from orchestrator.output import Ended, GenerationStats
-from orchestrator.request import admit, check_ids, is_complete, others
+from orchestrator.request import admit, check_ids, check_resumed, is_complete, others
 from orchestrator.text import TextModel
 from specdec import wire
 from specdec.runtime.trace import current_traceparent
@@ -92,6 +92,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _admitted(self, message: pb.GenerateRequest, meter: RequestMeter) -> _Admitted:
         vocabulary = self._text.vocabulary
         request = parse(message, self._defaults, vocabulary.size, vocabulary.eos_ids)
+        if request.output_ids:
+            check_resumed(request.output_ids, await self._backend.model_info())
         prepared = await self._work.run(partial(prepare, self._text, request), message.ByteSize(), placed=True)
         if meter.keeps_content:
             meter.asked(_words(message))

@@ -153,6 +153,13 @@ async def test_a_resumed_answer_that_was_over_is_told_again(service: Service) ->
     assert messages[-1].finished.finish_reason == common_pb2.FINISH_REASON_LENGTH and not service.backend.started
 
 
+async def test_more_output_than_a_window_holds_is_refused_before_it_is_read(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F65: of each id that is resumed the text is made, and the grammar's state."""
+    monkeypatch.setattr(front, "prepare", lambda text, request: pytest.fail("it was read"))
+    error = await failure(service.call(output_token_ids=[5] * 64))
+    assert isinstance(error, InvalidRequest) and error.field == "output_token_ids" and "63" in str(error)
+
+
 async def test_nobody_there(service: Service) -> None:
     service.backend.info = None
     assert isinstance(await failure(service.call()), Unavailable)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from orchestrator.detokenise import MAX_HELD_BYTES, REPLACEMENT, DecoderPlan, Hidden, IncrementalDecoder, visible
+from orchestrator.detokenise import MAX_HELD_BYTES, MAX_HELD_MARKS, REPLACEMENT, DecoderPlan, Hidden, IncrementalDecoder, visible
 from specdec.errors import Unsupported
 from specdec.vocabulary import special_ids, token_bytes
 from tests.unit.orchestrator.tokenizers_here import (
@@ -292,6 +292,19 @@ def test_special_ids_show_only_when_asked_for(skip: bool) -> None:
     assert "".join(streamed(tokenizer, [[i] for i in ids], skip)) == ("the dog" if skip else "the dog<|im_end|>")
     (piece,) = IncrementalDecoder(DecoderPlan(tokenizer), skip_special_tokens=skip).step(ids[-1])
     assert piece == "<|im_end|>" and isinstance(piece, Hidden) == skip
+
+
+@pytest.mark.parametrize("family", ["byte_level", "byte_fallback"])
+def test_hidden_ids_behind_a_character_begun_are_held_in_a_bounded_number(family: str) -> None:
+    """A prompt may end inside a character, and a request may allow special ids alone. What the client sees is as ever."""
+    tokenizer = FAMILIES[family]()
+    first, *rest = [tokenizer.token_to_id(name) for name in (("â", "Ĥ", "¬") if family == "byte_level" else ("<0xE2>", "<0x82>", "<0xAC>"))]
+    end = tokenizer.token_to_id("<|im_end|>")
+    decoder, shown = IncrementalDecoder(DecoderPlan(tokenizer), prompt=[first]), ""
+    for _ in range(500):
+        shown += visible(decoder.step(end))
+        assert len(decoder.pending()) <= MAX_HELD_MARKS + 1
+    assert shown + push(decoder, rest) + visible(decoder.flush()) == tokenizer.decode([first, *rest], skip_special_tokens=True)
 
 
 def test_a_long_run_of_bytes_is_let_go_in_characters() -> None:
