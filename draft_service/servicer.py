@@ -16,6 +16,7 @@ from draft_service.tracing import Tracing
 from draft_service.worker import Worker
 from specdec import wire
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError, Unsupported
+from specdec.runtime.greeting import greeted
 from specdec.runtime.hangup import STATUS_S, patience
 from specdec.terms import MAX_ID_BYTES, ModelInfo
 from specdec.v1 import draft_pb2, draft_pb2_grpc
@@ -72,8 +73,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             self._worker.detach(stream)
 
     async def _obey(self, stream: int, outbox: Outbox, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
-        named = False
-        async for request in requests:
+        named, messages = False, aiter(requests)
+        request = await greeted(anext(messages, None), "orchestrator_id")
+        while request is not None:
             if outbox.ended:
                 return
             if request.HasField("orchestrator_id") == named:
@@ -90,6 +92,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             self._worker.wake()
             if outbox.overflowing:
                 raise Overloaded("the events of this stream are not read", RETRY_MS)
+            request = await anext(messages, None)
 
     def _greet(self, stream: int, request: draft_pb2.DraftRequest) -> None:
         orchestrator_id = wire.name_from_wire(request.orchestrator_id, "orchestrator_id")

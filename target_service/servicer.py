@@ -10,6 +10,7 @@ import grpc.aio
 
 from specdec import wire
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError
+from specdec.runtime.greeting import greeted
 from specdec.runtime.hangup import STATUS_S, patience
 from specdec.terms import ModelInfo, TargetBeat
 from specdec.v1 import target_pb2, target_pb2_grpc
@@ -36,7 +37,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     async def Verify(self, requests: Any, context: Context) -> None:
         """One stream: Hello, then items in and answers out until either side ends it. A fault becomes the call's status outside."""
         self._check_room()  # also here: who is turned away need not say who it is
-        first = await _next(context)
+        first = await greeted(_next(context), "hello")
         if first is None:
             return
         hello = wire.verify_request_from_wire(first)

@@ -19,6 +19,7 @@ from specdec import wire
 from specdec.engine import EngineThread
 from specdec.errors import EngineFault, InvalidRequest
 from specdec.grammar import Allowed
+from specdec.runtime import greeting
 from specdec.runtime.channels import open_channel, server_options
 from specdec.runtime.interceptor import CallInterceptor
 from specdec.runtime.telemetry import Telemetry
@@ -169,6 +170,17 @@ async def test_hello_comes_first_and_once() -> None:
             await talk.send(hello="again")
             code, details = await talk.status()
             assert code is grpc.StatusCode.INVALID_ARGUMENT and "hello" in details
+
+
+async def test_a_caller_that_never_says_hello_is_ended_and_one_that_said_it_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "HELLO_S", 0.2)
+    async with serving() as target, stream(target) as polite, stream(target, None) as mute:
+        code, details = await mute.status()
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert details == "hello: the first message must carry it, and come within 0.2 s of the call's beginning"
+        assert target.loop.num_streams == 1
+        await polite.send(first_step([1]))
+        assert isinstance((await polite.answer()).outcome, Result)
 
 
 async def test_a_beat_at_least_every_quarter_second() -> None:

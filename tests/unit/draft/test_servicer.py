@@ -6,15 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 
 from draft_service.outbox import MAX_PENDING
 from draft_service.servicer import DraftServicer
 from draft_service.worker import Worker
 from specdec import wire
-from specdec.errors import InternalFault, InvalidRequest, Overloaded, Unavailable
+from specdec.errors import DeadlineExceeded, InternalFault, InvalidRequest, Overloaded, Unavailable
+from specdec.runtime import greeting
+from specdec.runtime.channels import open_channel, server_options
+from specdec.runtime.interceptor import CallInterceptor
+from specdec.runtime.telemetry import Telemetry
 from specdec.terms import ModelInfo, Pause
-from specdec.v1 import draft_pb2
+from specdec.v1 import draft_pb2, draft_pb2_grpc
 from tests.unit.draft.rig import Rig
 from tests.unit.draft.test_limits import GOOD
 from tests.unit.draft.test_worker import Silent, Thread
@@ -96,6 +101,41 @@ async def test_a_peer_that_is_done_ends_the_stream_well() -> None:
     call.requests.put_nowait(None)
     await call.task
     assert call.rig.drafter.num_sessions == 0
+
+
+async def test_a_caller_that_never_says_who_it_is_is_ended_and_one_that_said_it_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "HELLO_S", 0.05)
+    mute = Call()
+    polite = Call(mute)
+    polite.requests.put_nowait(wire.draft_request_to_wire([GOOD], "x"))
+    for call in (mute, polite):
+        call.context.open.set()
+    with pytest.raises(DeadlineExceeded, match=r"^orchestrator_id: .* within 0\.05 s"):
+        await asyncio.wait_for(mute.task, 5.0)
+    polite.requests.put_nowait(wire.draft_request_to_wire([Pause("s")]))
+    await polite.settle()
+    assert not polite.task.done() and mute.rig.drafter.num_sessions == len(mute.worker._outboxes) == 1
+    polite.requests.put_nowait(None)
+    await polite.task
+
+
+async def test_over_the_wire_its_status_names_what_was_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(greeting, "HELLO_S", 0.05)
+    rig = Rig()
+    worker = Worker(rig.drafter, rig.stepper, Thread(), Silent())
+    server = grpc.aio.server(interceptors=[CallInterceptor(Telemetry("draft"))], options=server_options())
+    DraftServicer(worker, INFO).add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            call = draft_pb2_grpc.DraftServiceStub(channel).Draft(timeout=10.0)
+            with pytest.raises(grpc.aio.AioRpcError, match="orchestrator_id: .* within 0.05 s") as ended:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    finally:
+        await server.stop(0)
 
 
 async def test_a_fresh_stream_ends_the_older_one_of_its_link_although_that_is_stuck() -> None:
