@@ -306,7 +306,7 @@ class Pools:
         if info.vocabulary_fingerprint != self._fingerprint:
             raise Mismatch(f"{peer.dialect.pool} {peer.name} serves {info.model!r}, whose vocabulary is not the tokenizer's")
         known = self._model
-        if peer.dialect is not TARGET or known is None or _identity(info, known) == _identity(known, info):
+        if peer.dialect is not TARGET or known is None or info.goes_on_at(known):
             return
         if self.targets.connected or (self._home.busy and self.targets.empty_s() < self._wait_s):
             other = "another model of that name" if info.model == known.model else f"answers of {known.model!r}"
@@ -350,8 +350,3 @@ class Pools:
 
     def trouble(self, peer: Peer, reason: str) -> None:
         log.warning("peer cannot be reached", extra={"pool": peer.dialect.pool, "peer": peer.name, "reason": reason})
-
-
-def _identity(info: terms.ModelInfo, other: terms.ModelInfo) -> tuple[object, ...]:
-    """What must be equal for an answer to go on at the other; numerics may differ, they only cost the bit-for-bit promise."""
-    return info.model, info.vocab_size, info.eos_token_ids, info.model_fingerprint if other.model_fingerprint else ""

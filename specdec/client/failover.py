@@ -10,9 +10,10 @@ from typing import Any, Unpack
 from specdec.client.answers import Event
 from specdec.client.calls import GENERATE_TIMEOUT_S, Client
 from specdec.client.credentials import OPEN, Credentials
+from specdec.client.origin import Models, Origin
 from specdec.client.requests import Options, Prompt
 from specdec.client.resuming import Resuming
-from specdec.errors import InvalidRequest, Overloaded, Unavailable
+from specdec.errors import InvalidRequest, Mismatch, Overloaded, Unavailable
 from specdec.terms import SamplingParams
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0  # between two rounds through all endpoints
@@ -28,10 +29,11 @@ class FailoverClient(Client):
     An orchestrator that is gone, stops, or has no target left is left for the next; no token is repeated or missing. Events are those of
     one answer: one Started, one Finished, whose usage counts all tokens and whose statistics are sums over all parts (legs.py says what a
     part that broke off cannot tell). With several answers those that are unfinished go on one after the other. A connection that is
-    silent for 40 s (keepalive) counts as gone.
+    silent for 40 s (keepalive) counts as gone. An answer goes on with the model that it began with alone (origin.py): an orchestrator that
+    serves another one is left for the next.
 
     `retry_s`: for so long without any news all endpoints are tried again and again; then the last error is raised, Unavailable or
-    Overloaded. `connect` makes the client of one endpoint.
+    Overloaded, or Mismatch where somebody serves another model. `connect` makes the client of one endpoint.
     """
 
     def __init__(self, endpoints: Sequence[str], *, retry_s: float = 10.0, connect: Callable[[str], Client] = Client) -> None:
@@ -40,6 +42,7 @@ class FailoverClient(Client):
         super().__init__(", ".join(endpoints))
         self._clients, self._retry_s = [connect(endpoint) for endpoint in endpoints], retry_s
         self._at = 0  # who answered last
+        self._models = Models()
 
     async def close(self) -> None:
         await asyncio.gather(*(client.close() for client in self._clients))
@@ -72,24 +75,30 @@ class FailoverClient(Client):
     ) -> AsyncGenerator[Event]:
         now = asyncio.get_running_loop().time
         resuming, until, tries = Resuming(sampling, options), now() + timeout_s, _Tries(self._retry_s, len(self._clients))
-        while not resuming.over:
-            told, (params, rest) = resuming.events, resuming.next()
-            events = self._clients[self._at].generate(prompt, params, timeout_s=max(0.001, until - now()), traceparent=traceparent, **rest)
-            try:
-                async with contextlib.aclosing(events):
-                    async for event in events:
-                        for news in resuming.take(event):
+        async with Origin(self._models) as origin:
+            while not resuming.over:
+                client, told, (params, rest) = self._clients[self._at], resuming.events, resuming.next()
+                try:
+                    await origin.admits(client, resuming.first)
+                    left_s = max(0.001, until - now())
+                    async with contextlib.aclosing(
+                        client.generate(prompt, params, timeout_s=left_s, traceparent=traceparent, **rest)
+                    ) as events:
+                        async for event in events:
+                            await origin.known()
+                            for news in resuming.take(event):
+                                yield news
+                except (Unavailable, Overloaded, Mismatch) as error:
+                    self._models.forget(client)
+                    if resuming.events > told:
+                        tries.progress()
+                    pause_s = tries.failed(error, now())
+                    if pause_s is None or now() + pause_s >= until:
+                        for news in resuming.gives_up():
                             yield news
-            except (Unavailable, Overloaded) as error:
-                if resuming.events > told:
-                    tries.progress()
-                pause_s = tries.failed(error, now())
-                if pause_s is None or now() + pause_s >= until:
-                    for news in resuming.gives_up():
-                        yield news
-                    raise
-                self._at = (self._at + 1) % len(self._clients)
-                await asyncio.sleep(pause_s)
+                        raise
+                    self._at = (self._at + 1) % len(self._clients)
+                    await asyncio.sleep(pause_s)
 
     async def _unary(self, method: str, request: Any) -> Any:
         for last in (*[False] * (len(self._clients) - 1), True):
@@ -107,14 +116,18 @@ class _Tries:
     def __init__(self, retry_s: float, endpoints: int) -> None:
         self._retry_s, self._endpoints = retry_s, endpoints
         self._since_s: float | None = None  # of the first failure in a row
-        self._failed = 0
+        self._failed = self._strangers = 0
 
     def progress(self) -> None:
-        self._since_s, self._failed = None, 0
+        self._since_s, self._failed, self._strangers = None, 0, 0
 
-    def failed(self, error: Unavailable | Overloaded, now_s: float) -> float | None:
-        """Seconds until the next endpoint is tried; None: it is over. Nobody pauses before all were tried once."""
+    def failed(self, error: Unavailable | Overloaded | Mismatch, now_s: float) -> float | None:
+        """Seconds until the next endpoint is tried; None: it is over, also when each serves another model. Nobody pauses before all were
+        tried once."""
         self._failed += 1
+        self._strangers = self._strangers + 1 if isinstance(error, Mismatch) else 0
+        if self._strangers == self._endpoints:
+            return None
         self._since_s = now_s if self._since_s is None else self._since_s
         rounds = self._failed // self._endpoints
         if self._failed % self._endpoints:

@@ -54,6 +54,7 @@ class Resuming:
         self._seed = options.get("seed")
         self._answers = [_Answer(i, options.get("output_token_ids") or ()) for i in range(options.get("n") or 1)]
         self._asked: _Answer | None = None  # for one answer alone
+        self.first: Started | None = None  # what the first of them began with
         self.events = 0  # told so far
 
     @property
@@ -80,8 +81,10 @@ class Resuming:
 
     def take(self, event: Event) -> list[Event]:
         """What is news of it, in order."""
-        if isinstance(event, Started) and event.index == 0 and self._seed is None:
-            self._seed = event.seed
+        if isinstance(event, Started):
+            self.first = self.first or event
+            if event.index == 0 and self._seed is None:
+                self._seed = event.seed
         news = (self._asked or self._answers[event.index]).take(event)
         self.events += len(news)
         return news

@@ -22,3 +22,11 @@ class ModelInfo:
     max_num_speculative_tokens: int
     max_sessions: int
     model_fingerprint: str = ""
+
+    def goes_on_at(self, other: ModelInfo) -> bool:
+        """Whether an answer of the one model may go on at the other. Numerics may differ: that costs the bit-for-bit promise alone. What
+        one of them does not tell is not compared."""
+        named = self.model, self.vocab_size, self.vocabulary_fingerprint, self.eos_token_ids
+        if named != (other.model, other.vocab_size, other.vocabulary_fingerprint, other.eos_token_ids):
+            return False
+        return self.model_fingerprint == other.model_fingerprint or not (self.model_fingerprint and other.model_fingerprint)

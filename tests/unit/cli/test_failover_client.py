@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.answer import AnswerStream
@@ -24,12 +24,15 @@ from orchestrator.stops import StopMatcher
 from specdec import terms
 from specdec.client import Client, Completion, Delta, Event, FailoverClient, Finished, Started, SyncClient, Usage, client_of
 from specdec.client import failover as failover_module
+from specdec.client import origin as origin_module
 from specdec.client import resuming as resuming_module
+from specdec.client.answers import ServiceInfo
 from specdec.client.legs import Leg
 from specdec.client.resuming import Resuming
-from specdec.errors import InvalidRequest, Overloaded, SpecdecError, Unavailable
+from specdec.errors import DeadlineExceeded, InvalidRequest, Mismatch, Overloaded, PermissionDenied, SpecdecError, Unavailable
 from specdec.seeds import answer_seed
-from specdec.terms import FinishReason, Origin, SamplingParams
+from specdec.terms import FinishReason, ModelInfo, Origin, SamplingParams
+from tests.fakes_driver import model_info
 from tests.unit.orchestrator.scripted_pools import answer_of
 from tests.unit.orchestrator.tokenizers_here import byte_level
 
@@ -38,6 +41,8 @@ PLAN = DecoderPlan(byte_level())
 PLAIN, ACCEPTED, CORRECTED, BONUS = Origin.PLAIN, Origin.ACCEPTED, Origin.CORRECTED, Origin.BONUS
 ROUNDS = (PLAIN, ACCEPTED, ACCEPTED, CORRECTED, ACCEPTED, BONUS, CORRECTED)  # by the place in the output, again and again
 PROMPT = [1, 2, 3]
+OURS = model_info(model_fingerprint="ours")
+OTHER = replace(OURS, model_fingerprint="other")
 
 
 @dataclass
@@ -50,6 +55,8 @@ class Service:
     flushes: bool = True  # a call that breaks off lets go of the text it held back
     stop: tuple[str, ...] = ()
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    models: dict[str, ModelInfo | SpecdecError] = field(default_factory=dict)  # by endpoint; else OURS
+    asked: list[str] = field(default_factory=list)  # for their models
 
     def connect(self, endpoint: str) -> Client:
         return _Scripted(endpoint, self)
@@ -59,6 +66,13 @@ class _Scripted(Client):
     def __init__(self, endpoint: str, service: Service) -> None:
         super().__init__(endpoint)
         self._service = service
+
+    async def get_model_info(self) -> ServiceInfo:
+        self._service.asked.append(self.endpoint)
+        told = self._service.models.get(self.endpoint, OURS)
+        if isinstance(told, SpecdecError):
+            raise told
+        return ServiceInfo(told, draft_available=True, num_speculative_tokens=3)
 
     async def generate(  # type: ignore[override]
         self, prompt: Any, sampling: SamplingParams | None = None, *, timeout_s: float = 1.0, traceparent: str = "", **options: Any
@@ -136,6 +150,7 @@ def agrees(answer: Completion) -> None:
     assert usage.accepted_prediction_tokens + usage.rejected_prediction_tokens == stats.num_draft_tokens
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 25), max_size=6), st.booleans(), st.integers(0, 36), st.sampled_from([None, 5]), st.integers(1, 3))
 def test_F88_an_answer_in_pieces_is_the_answer(breaks: list[int], flushes: bool, at: int, seed: int | None, n: int) -> None:
     async def run() -> None:
@@ -223,6 +238,70 @@ async def test_a_full_orchestrator_is_left_for_the_next() -> None:
     assert len((await ask(service))[0].token_ids) == 40
     with pytest.raises(Overloaded):
         await ask(Service(refuses=[Overloaded("full", 60_000)] * 2))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        OTHER,
+        replace(OURS, model="theirs"),
+        replace(OURS, vocabulary_fingerprint=b"theirs"),
+        replace(OURS, eos_token_ids=(9,)),
+        DeadlineExceeded("no target"),
+    ],
+    ids=["weights", "name", "tokenizer", "ends", "does not tell"],
+)
+async def test_an_answer_goes_on_with_the_model_that_it_began_with_alone(other: ModelInfo | SpecdecError) -> None:
+    whole = await ask(Service())
+    service = Service(breaks=[5, 5], models={"o1:1": other})
+    same((await ask(service, endpoints=3))[0], whole[0])
+    assert [endpoint for endpoint, _ in service.calls] == ["o0:1", "o2:1", "o0:1"], "never where another model is"
+
+
+async def test_who_serves_another_model_in_place_of_the_first_is_named() -> None:
+    """The orchestrator itself, too: its pools serve something else by now, and another one is not there."""
+    service = Service(breaks=[5])
+    told: list[Event] = []
+    client = FailoverClient(["a:1", "b:1"], retry_s=5.0, connect=service.connect)
+    with pytest.raises(Mismatch, match=r"^[ab]:1 serves 'scripted'; another model of that name cannot go on there: ask for a new answer"):
+        async for event in client.generate(PROMPT, SamplingParams(max_tokens=40)):
+            told.append(event)
+            service.models.update(dict.fromkeys(("a:1", "b:1"), OTHER))
+    assert [endpoint for endpoint, _ in service.calls] == ["a:1"] and sorted(service.asked) == ["a:1", "a:1", "b:1"]
+    assert [token for event in told if isinstance(event, Delta) for token in event.token_ids] == answer_of(PROMPT, 5, 77)
+
+
+async def test_where_the_first_does_not_tell_its_model_names_are_compared() -> None:
+    silent = PermissionDenied("not yours")
+    service = Service(breaks=[5], models={"o0:1": silent, "o1:1": replace(OTHER, model="theirs")})
+    same((await ask(service, endpoints=3))[0], (await ask(Service()))[0])
+    assert [endpoint for endpoint, _ in service.calls] == ["o0:1", "o2:1"]
+    service = Service(breaks=[5], models={"o0:1": silent, "o1:1": OTHER})
+    await ask(service)
+    assert [endpoint for endpoint, _ in service.calls] == ["o0:1", "o1:1"]
+
+
+async def test_a_busy_client_asks_for_the_model_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service()
+    async with FailoverClient(["a:1", "b:1"], connect=service.connect) as client:
+        for _ in range(10):
+            await client.complete(PROMPT, SamplingParams(max_tokens=4))
+        assert service.asked == ["a:1"]
+        service.breaks = [2]
+        await client.complete(PROMPT, SamplingParams(max_tokens=4))
+        assert service.asked == ["a:1", "b:1"], "before it goes on there, each time"
+        service.breaks = [2]
+        await client.complete(PROMPT, SamplingParams(max_tokens=4))
+        assert service.asked == ["a:1", "b:1", "a:1"], "what b told is known; a is asked again"
+        with monkeypatch.context() as patch:
+            patch.setattr(origin_module, "KNOWN_S", 0.0)
+            await client.complete(PROMPT, SamplingParams(max_tokens=4))
+        assert service.asked == ["a:1", "b:1", "a:1", "a:1"]
+    service = Service(refuses=[None, Unavailable("gone")])
+    async with FailoverClient(["a:1"], connect=service.connect) as client:
+        for _ in range(2):
+            await client.complete(PROMPT, SamplingParams(max_tokens=4))
+    assert service.asked == ["a:1", "a:1"], "a call failed: another process may be there"
 
 
 def test_endpoints_are_a_list() -> None:

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.discovery import Endpoint
-from orchestrator.pools import _identity
 from specdec.errors import Mismatch, Unavailable
 from tests.fakes_driver import model_info
 from tests.unit.orchestrator.scripted_pools import Pools, ScriptedPeer, answer_of, fetch, prompt_of, settle
@@ -184,10 +183,17 @@ async def test_another_model_of_the_same_name_takes_over_when_the_first_is_gone(
 
 def test_who_does_not_tell_its_model_is_known_by_its_name() -> None:
     told, silent = (model_info(model_fingerprint=text) for text in ("a", ""))
-    assert _identity(told, silent) == _identity(silent, told)
-    assert _identity(told, replace(told, model_fingerprint="b")) != _identity(replace(told, model_fingerprint="b"), told)
-    ends = replace(told, eos_token_ids=(9,))
-    assert _identity(told, ends) != _identity(ends, told)
+    assert told.goes_on_at(silent) and silent.goes_on_at(told) and silent.goes_on_at(silent)
+    assert told.goes_on_at(replace(told, numerics_fingerprint="else", boot_id="else", max_model_len=9, dtype="else"))
+    for changed in (
+        {"model_fingerprint": "b"},
+        {"eos_token_ids": (9,)},
+        {"vocabulary_fingerprint": b"b"},
+        {"vocab_size": 9},
+        {"model": "b"},
+    ):
+        other = replace(told, **changed)  # type: ignore[arg-type]
+        assert not told.goes_on_at(other) and not other.goes_on_at(told), changed
 
 
 async def test_what_is_admitted_fits_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
