@@ -70,7 +70,7 @@ class Driver:
 
     @property
     def draft_available(self) -> bool:
-        return bool(self._drafts.connected)
+        return self._drafts.serves
 
     @property
     def running(self) -> int:

@@ -193,7 +193,7 @@ def counters(before: Mapping[str, Samples], after: Mapping[str, Samples]) -> Cou
 def of_service(told: Counters, draft_available: bool, k: int, change: Change) -> dict[str, Any]:
     """`word` of the verdict, MAY_PAY or NOT_ENOUGH, `lines` in words, and the model behind them, if there is enough for one."""
     if not draft_available:
-        lines = ["no draft is connected: nothing can be said about speculation; start one, and send traffic"]
+        lines = ["no draft can be used, none is there or all are shut out: nothing to be said of speculation; start one, send traffic"]
         return {"word": verdict.NEUTRAL, "lines": lines, "what_if": None}
     if told.rounds < FEW_ROUNDS:
         lines = [f"{NOT_ENOUGH}: only {told.rounds:.0f} rounds so far; send traffic and ask again (at least {FEW_ROUNDS})"]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.breaker import Trouble
 from orchestrator.discovery import Endpoint
 from specdec.errors import Mismatch, Unavailable
 from tests.fakes_driver import model_info
@@ -179,6 +180,25 @@ async def test_another_model_of_the_same_name_takes_over_when_the_first_is_gone(
     assert await fetch(pools.start("t")) == answer_of(prompt_of("t"), 20)
     await settle()
     pools.check_empty()
+
+
+async def test_clients_are_told_of_a_draft_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection alone is no use to them."""
+    pools = Pools(monkeypatch, targets=1, drafts=2)
+    driver, (shut_out, leaver) = pools.driver, pools.drafts
+    assert driver.draft_available
+    for _ in range(2):
+        driver.pools.drafts.ejection.bad(shut_out.name, Trouble.LOST)
+    assert shut_out.connected and driver.draft_available, "the other one serves"
+    driver.pools.drafts.remove(leaver.name)
+    assert not driver.draft_available
+    driver.pools.drafts.add("d9:1")
+    assert not driver.draft_available, "it is not connected yet"
+    driver.pools.drafts.peers["d9:1"].rise()  # type: ignore[attr-defined]
+    assert driver.draft_available
+    driver.pools.drafts.draining.add("d9:1")
+    assert not driver.draft_available
+    await driver.close()
 
 
 def test_who_does_not_tell_its_model_is_known_by_its_name() -> None:
