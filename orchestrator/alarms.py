@@ -15,10 +15,12 @@ class Alarms:
     def __init__(self) -> None:
         self._due: dict[Timer, float] = {}  # loop time
         self._armed: dict[Timer, tuple[float, asyncio.TimerHandle]] = {}  # never later than due
+        self._loop: asyncio.AbstractEventLoop | None = None  # asking for the running one is a system call
 
     def start(self, timer: Timer, after_ms: float, feed: Callable[[str, Event], None], session_id: str) -> None:
         """Replaces a running one of that name."""
-        loop = asyncio.get_running_loop()
+        if (loop := self._loop) is None:
+            loop = self._loop = asyncio.get_running_loop()
         self._due[timer] = due = loop.time() + after_ms / 1000
         armed = self._armed.get(timer)
         if armed is None or armed[0] > due:
@@ -37,11 +39,11 @@ class Alarms:
         self._armed.clear()
 
     def _arm(self, loop: asyncio.AbstractEventLoop, timer: Timer, due: float, feed: Callable[[str, Event], None], session_id: str) -> None:
-        self._armed[timer] = due, loop.call_at(due, self._fired, timer, feed, session_id)
+        self._armed[timer] = due, loop.call_at(due, self._fired, loop, timer, feed, session_id)
 
-    def _fired(self, timer: Timer, feed: Callable[[str, Event], None], session_id: str) -> None:
+    def _fired(self, loop: asyncio.AbstractEventLoop, timer: Timer, feed: Callable[[str, Event], None], session_id: str) -> None:
         del self._armed[timer]
-        due, loop = self._due.get(timer), asyncio.get_running_loop()
+        due = self._due.get(timer)
         if due is None:
             return
         if due - loop.time() > EARLY_S:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from orchestrator.breaker import PROBE_S, Breaker, State, Trouble
@@ -89,4 +90,4 @@ class Ejection:
 
 
 def _now() -> float:
-    return asyncio.get_running_loop().time()
+    return time.monotonic()

@@ -52,13 +52,14 @@ class OpenCall:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _timer: asyncio.TimerHandle | None = None  # one for all, moved when it fires: nearly all waits are over long before
     _timer_due: float = 0.0
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # asking again is a system call
 
     def wait(self, seconds: float) -> Callable[[], None]:
         """Something waits for the reader from here on. What is returned is called when it no longer does."""
-        loop, number = asyncio.get_running_loop(), next(self._numbers)
-        self._patient[number] = due = loop.time() + seconds
+        number = next(self._numbers)
+        self._patient[number] = due = self._loop.time() + seconds
         if self._timer is None or due < self._timer_due:
-            self._look_at(loop, due)
+            self._look_at(due)
         return partial(self._over_with, number)
 
     def _over_with(self, number: int) -> None:
@@ -66,14 +67,14 @@ class OpenCall:
             self._exhausted.discard(number)
             self._count(-1)
 
-    def _look_at(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+    def _look_at(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_due = loop.call_at(due, self._look), due
+        self._timer, self._timer_due = self._loop.call_at(due, self._look), due
 
     def _look(self) -> None:
-        self._timer, loop = None, asyncio.get_running_loop()
-        now = loop.time() + EARLY_S
+        self._timer = None
+        now = self._loop.time() + EARLY_S
         if out := [number for number, due in self._patient.items() if due <= now]:
             for number in out:
                 del self._patient[number]
@@ -81,7 +82,7 @@ class OpenCall:
             self._count(len(out))
             self.hang_up.look(self.peer)
         if self._patient:
-            self._look_at(loop, min(self._patient.values()))
+            self._look_at(min(self._patient.values()))
 
     def _count(self, more: int) -> None:
         before, self.waits = self.waits, self.waits + more
