@@ -21,6 +21,7 @@ import grpc.aio
 
 from specdec import status
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError
+from specdec.runtime.arriving import Arriving
 from specdec.runtime.guard import Guard
 from specdec.runtime.hangup import HangUp, OpenCall, current_call
 from specdec.runtime.telemetry import Telemetry
@@ -28,6 +29,8 @@ from specdec.runtime.trace import current_traceparent, parse
 
 OWN_PREFIX = "/specdec.v1."
 RETRY_MS = 1000
+MAX_OTHERS = 64  # streams of reflection; and of its and health's calls those whose request is on its way
+Context = grpc.aio.ServicerContext[Any, Any]
 log = logging.getLogger(__name__)
 
 
@@ -46,14 +49,17 @@ class _Record:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Watches our own methods only; health and reflection pass untouched. A caller without a good token is answered before anything of
-    its request is read."""
+    """Watches our own methods; of health and reflection only that they hold no place in silence. A caller without a good token is answered
+    before anything of its request is read. A method of one request reads it as the first of a stream, which is the same on the wire: gRPC
+    itself would wait for it for ever, and before it says that there is a call."""
 
     def __init__(self, telemetry: Telemetry, most_calls: int | None = None, guard: Guard | None = None) -> None:
         """`most_calls` at once; more are refused. None = no limit."""
         self._duration = telemetry.histogram("rpc.server.call.duration")
         self._guard = guard or Guard(telemetry)
         self._most, self.running = most_calls, 0
+        self._arriving, self._others = Arriving(), Arriving(MAX_OTHERS)
+        self._streams = 0  # of others
         self.hang_up = HangUp()
 
     async def intercept_service(
@@ -63,8 +69,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith(OWN_PREFIX):
-            return handler
+        if handler is None:
+            return None
+        if not method.startswith(OWN_PREFIX):
+            return _made(handler, self._of_others(_inner(handler), handler.request_streaming))
         metadata = handler_call_details.invocation_metadata or ()
         sent = next((value for key, value in metadata if key == "traceparent"), "")
         about = About(method.removeprefix("/"), sent if isinstance(sent, str) and parse(sent) else "")
@@ -75,32 +83,57 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return self._wrapped(handler, about)
 
     def _wrapped(self, handler: Any, about: About) -> grpc.RpcMethodHandler[Any, Any]:
-        kind = ("stream" if handler.request_streaming else "unary") + "_" + ("stream" if handler.response_streaming else "unary")
-        inner = getattr(handler, kind)
-        outer = self._generator(inner, about) if inspect.isasyncgenfunction(inner) else self._coroutine(inner, about)
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        reader = _reader(handler.request_deserializer, handler.request_streaming)
-        made: grpc.RpcMethodHandler[Any, Any] = make(outer, reader, handler.response_serializer)
-        return made
+        inner = _inner(handler)
+        if not handler.request_streaming:
+            inner = _first_of(self._arriving, inner)
+        return _made(handler, self._generator(inner, about) if inspect.isasyncgenfunction(inner) else self._coroutine(inner, about))
 
     def _generator(self, inner: Callable[..., AsyncGenerator[Any]], about: About) -> Callable[..., AsyncIterator[Any]]:
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async def call(requests: Any, context: Context) -> AsyncIterator[Any]:
             # Closed here and now: an abandoned generator would run its finally blocks whenever the collector likes.
-            async with self._around(context, about), contextlib.aclosing(inner(_read(request), context)) as items:
+            async with self._around(context, about), contextlib.aclosing(inner(requests, context)) as items:
                 async for item in items:
                     yield item
 
         return call
 
     def _coroutine(self, inner: Callable[..., Awaitable[Any]], about: About) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def call(requests: Any, context: Context) -> Any:
             async with self._around(context, about):
-                return await inner(_read(request), context)
+                return await inner(requests, context)
 
         return call
 
+    def _of_others(self, inner: Callable[..., Any], streamed: bool) -> Callable[..., Any]:
+        """Health and reflection."""
+        if not streamed:
+            inner = _first_of(self._others, inner)
+
+        @contextlib.asynccontextmanager
+        async def around(context: Context) -> AsyncIterator[None]:
+            self._streams += streamed
+            try:
+                if self._streams > MAX_OTHERS and streamed:
+                    raise Overloaded(f"{MAX_OTHERS} such streams are open (MAX_OTHERS); end one first", RETRY_MS)
+                yield
+            except SpecdecError as refusal:
+                await status.abort(context, refusal)
+            finally:
+                self._streams -= streamed
+
+        async def generate(requests: Any, context: Context) -> AsyncIterator[Any]:
+            async with around(context), contextlib.aclosing(inner(requests, context)) as items:
+                async for item in items:
+                    yield item
+
+        async def call(requests: Any, context: Context) -> Any:
+            async with around(context):
+                return await inner(requests, context)
+
+        return generate if inspect.isasyncgenfunction(inner) else call
+
     @contextlib.asynccontextmanager
-    async def _around(self, context: grpc.aio.ServicerContext[Any, Any], about: About) -> AsyncIterator[None]:
+    async def _around(self, context: Context, about: About) -> AsyncIterator[None]:
         current_traceparent.set(about.traceparent)  # the handler runs in a task of its own, so this ends with the call
         with self._opened(context) as call, self._recorded(about) as record:
             try:
@@ -172,26 +205,48 @@ def _refusing(refusal: SpecdecError) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.stream_stream_rpc_method_handler(refuse)  # a stream is read by its handler, and this one does not
 
 
-def _reader(deserialize: Callable[[bytes], Any], streaming: bool) -> Callable[[bytes], Any]:
-    """gRPC answers bytes that are no message with UNKNOWN; the caller's mistake has to be told as one. A stream is read inside the
-    handler, where raising does it; a single request is read before it, so the fault takes the request's place."""
+def _inner(handler: Any) -> Any:
+    """What the servicer does."""
+    kind = ("stream" if handler.request_streaming else "unary") + "_" + ("stream" if handler.response_streaming else "unary")
+    return getattr(handler, kind)
+
+
+def _made(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    """The handler with another behaviour, which reads its requests itself."""
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+    made: grpc.RpcMethodHandler[Any, Any] = make(behaviour, _reader(handler.request_deserializer), handler.response_serializer)
+    return made
+
+
+def _first_of(arriving: Arriving, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """What takes one request, as what takes a stream of them."""
+    if inspect.isasyncgenfunction(inner):
+
+        async def generate(requests: Any, context: Context) -> AsyncIterator[Any]:
+            async with contextlib.aclosing(inner(await arriving.request(context), context)) as items:
+                async for item in items:
+                    yield item
+
+        return generate
+
+    async def call(requests: Any, context: Context) -> Any:
+        return await inner(await arriving.request(context), context)
+
+    return call
+
+
+def _reader(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """gRPC answers bytes that are no message with UNKNOWN; the caller's mistake has to be told as one."""
+    if deserialize is None:
+        return None
 
     def read(raw: bytes) -> Any:
         try:
             return deserialize(raw)
         except status.Unreadable as error:
-            fault = InvalidRequest("request", f"must be a message of the published protocol: {error}")
-            if streaming:
-                raise fault from error
-            return fault
+            raise InvalidRequest("request", f"must be a message of the published protocol: {error}") from error
 
     return read
-
-
-def _read(request: Any) -> Any:
-    if isinstance(request, InvalidRequest):
-        raise request
-    return request
 
 
 def _being_cancelled() -> bool:
@@ -199,7 +254,7 @@ def _being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _code(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+def _code(context: Context) -> str:
     code = context.code()
     if isinstance(code, int):
         return status.CODES.get(code, grpc.StatusCode.UNKNOWN).name
