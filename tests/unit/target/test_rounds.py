@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import pytest
 
 from specdec.sampling import Sampler
-from specdec.terms import Expired, Failed, FinishReason, PrefixNeeded, Result, SamplingParams, StaleEpoch, StaleRound, UnknownSession
+from specdec.terms import (
+    DraftDistribution,
+    DraftMethod,
+    Expired,
+    Failed,
+    FinishReason,
+    PrefixNeeded,
+    RejectionMethod,
+    Result,
+    SamplingParams,
+    StaleEpoch,
+    StaleRound,
+    UnknownSession,
+)
 from tests.fakes import hashed_script
 from tests.unit.target.harness import GREEDY, SAMPLED, VOCAB, Bench, Caller, first_step, next_step, only, oracle, reference, run_all
 
@@ -285,3 +299,66 @@ def test_a_step_that_is_asked_again_may_wait_anew() -> None:
     bench.now += 40
     (answer,) = bench.until_answered(stream)
     assert isinstance(answer.outcome, Result)
+
+
+def test_a_step_lives_as_long_as_any_of_its_askers_has_time() -> None:
+    """The last moment is not in time: whoever asked has given up by then."""
+    bench = Bench()
+    stream, committed = begun(bench)
+    for remaining_ms in (50, 5):
+        assert bench.send(stream, next_step(committed, round_=2, remaining_ms=remaining_ms)) == []
+    bench.now += 49
+    bench.verifier.tick(bench.now)
+    assert bench.heard() == []
+    bench.now += 1
+    bench.verifier.tick(bench.now)
+    assert only(bench.heard()) == Expired()
+
+
+def test_a_round_that_is_none_is_answered_though_no_result_is_there_yet() -> None:
+    bench = Bench()
+    stream = bench.hello()
+    bench.send(stream, first_step(PROMPT))
+    assert only(bench.send(stream, replace(next_step(PROMPT, round_=1), round=0))) == StaleRound(0)
+    assert only(bench.turn()).tokens == (REF[0],)
+
+
+def test_how_long_a_step_waited_for_the_engine_is_told_with_its_answer() -> None:
+    """To its first row; of a Step that never had one, nothing."""
+    bench = Bench(max_step_rows=9, window=24)
+    stream = bench.hello()
+    for name, more in {"decides": {}, "scores the prompt": {"sampling": replace(GREEDY, prompt_logprobs=0, max_tokens=1)}}.items():
+        tokens = [*PROMPT] * 4
+        bench.send(stream, first_step(tokens, prompt_length=len(tokens) - bool(more), session=name, **more))
+        bench.now += 3
+        [answer] = bench.until_answered(stream)
+        assert isinstance(answer.outcome, Result) and answer.queue_us == 3000
+    bench.send(stream, first_step([7] * 20, session="late", remaining_ms=10), first_step([8] * 20, session="later", remaining_ms=10))
+    bench.now += 4
+    plan = bench.plan()
+    assert plan is not None and [len(row.tokens) for row in plan.rows] == [9]
+    bench.finish(plan)
+    assert [(a.outcome, a.queue_us) for _, a in bench.turn()] == [(Expired(), 4000), (Expired(), 0)]
+
+
+def test_steps_that_came_in_one_moment_are_served_in_the_order_in_which_they_came() -> None:
+    """Not in that in which their sessions began."""
+    bench = Bench(max_step_rows=2, max_num_speculative_tokens=1)
+    stream = bench.hello()
+    for name in "ab":
+        bench.send(stream, first_step(PROMPT[:1], session=name))
+    first = only(bench.turn()[:1]).tokens
+    for name in "ba":
+        bench.send(stream, next_step([*PROMPT[:1], *first], [9], round_=2, session=name))
+    assert [a.session_id for _ in range(2) for _, a in bench.turn()] == ["b", "a"]
+
+
+def test_the_distributions_of_proposals_that_cannot_count_go_with_them() -> None:
+    bench = Bench()
+    methods = {"rejection_method": RejectionMethod.STANDARD, "draft_method": DraftMethod.PROBABILISTIC}
+    qs = tuple(DraftDistribution((token,), struct.pack("<f", 1.0)) for token in REF[:5])
+    step = first_step(PROMPT, REF[:5], sampling=replace(SAMPLED, max_tokens=3), **methods)
+    bench.send(bench.hello(), replace(step, distributions=qs))
+    plan = bench.plan()
+    assert plan is not None and plan.rows[0].score is not None
+    assert (plan.rows[0].score.block, plan.rows[0].score.distributions) == (tuple(REF[:2]), qs[:2])
