@@ -73,10 +73,11 @@ def prepare(text_model: TextModel, request: Request) -> Prepared:
     prompt = encode(text_model, request.prompt)
     if not prompt:
         raise InvalidRequest("prompt", "must hold at least one token; this tokenizer adds none of its own")
+    matcher = StopMatcher(request.stop, request.include_stop)  # as large as all stop strings together: the answers share what it knows
     streams = (
         AnswerStream(
             text_model.decoder(skip_special_tokens=request.skip_special, prompt=prompt),
-            StopMatcher(request.stop, request.include_stop),
+            matcher.fork(),
             prompt_tokens=len(prompt),
             resumed=request.output_ids,
             min_tokens=request.sampling.min_tokens,

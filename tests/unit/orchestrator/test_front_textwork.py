@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 
 from orchestrator.fronts import textwork
 from orchestrator.fronts.requests import MAX_PROMPT_BYTES, MAX_PROMPT_TOKENS
-from orchestrator.fronts.textwork import TextWork
+from orchestrator.fronts.textwork import TextWork, prepare
+from orchestrator.request import Ids, Request
+from orchestrator.stops import StopMatcher
 from specdec.errors import Overloaded
 from specdec.runtime.channels import MAX_CALL_BYTES, server_options
-from specdec.terms import MAX_GRAMMAR_BYTES
+from specdec.terms import MAX_GRAMMAR_BYTES, DraftMethod, RejectionMethod, SamplingParams
+from tests.fakes_driver import decided
+from tests.unit.orchestrator.front_rig import ids, text_model_in
 
 MESSAGE = 4 << 20
 
@@ -55,3 +60,20 @@ def test_what_a_client_may_send_fits_a_message_of_its_own_limit() -> None:
     largest_id = 4  # bytes of one below 2^28
     assert MAX_PROMPT_BYTES + 2 * largest_id * MAX_PROMPT_TOKENS + MAX_GRAMMAR_BYTES < MAX_CALL_BYTES
     assert dict(server_options(MAX_CALL_BYTES))["grpc.max_receive_message_length"] == MAX_CALL_BYTES
+
+
+def test_answers_share_what_is_known_of_their_stop_strings_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen strings of 512 bytes take a tenth of a second to learn."""
+    made: list[StopMatcher] = []
+
+    def counted(*arguments: object) -> StopMatcher:
+        made.append(StopMatcher(*arguments))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(textwork, "StopMatcher", counted)
+    request = Request(Ids((5,)), SamplingParams(), RejectionMethod.COUPLED, DraftMethod.GUMBEL, n=3, stop=("the dog",))
+    one, two, three = prepare(text_model_in(tmp_path), request).streams
+    assert len(made) == 1
+    assert one.tokens(decided(*ids("the"))).text == "" and two.tokens(decided(*ids("dog"))).text == "dog"
+    assert one.tokens(decided(*ids(" dog"))).text == "" and one.stopped == "the dog"
+    assert three.tokens(decided(*ids(" dog"))).text == " dog" and (two.stopped, three.stopped) == (None, None)
