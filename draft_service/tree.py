@@ -149,7 +149,7 @@ class Tree:
     def sprout(self, most: int, admitted: Callable[[int], int | None], is_end: Callable[[int, int], bool]) -> None:
         """Seeds whose place the engine has come to become branches, at most `most` in all. `admitted(base)`: a handle, None = no room;
         `is_end(token, index)`: it ends the text, nothing is worth drafting behind it."""
-        ready = [seed for seed in self.seeds if seed.base < len(self.chain) and seed.base <= self.chain.kv]
+        ready = [seed for seed in self.seeds if seed.base <= self.chain.kv]
         self.seeds = [seed for seed in self.seeds if seed not in ready] if ready else self.seeds
         for seed in ready:
             guess = self._guess(seed)
