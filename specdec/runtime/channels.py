@@ -7,6 +7,8 @@ Size: 64 MB a message, both ways, both ends of an inner hop, and nothing is unli
 a grammar fit into 16 MB, and a message that is read takes several times its size.
 Pending: a surge of calls that comes faster than Python can take them waits in the core library. Beyond what may wait there calls are
 CANCELLED without a word, so it is as long as a burst may be and as a busy process can refuse within some four seconds (decision 21).
+Resets: calls that are begun and reset at once (CVE-2023-44487) wait there as well. One connection has no more than MAX_CONNECTION_CALLS,
+which leaves room for the calls of others; what it begins beyond is refused by RST_STREAM, and Python never hears of it.
 Proxies: gRPC dials through the one that https_proxy names, as a client may have to; services dial each other `direct`ly.
 Back-off: a lost server is tried again after at most 2 s, so that a restart costs seconds and not the default's two minutes.
 """
@@ -23,6 +25,7 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 MIN_PING_INTERVAL_MS = 10_000  # the fastest ping a client of ours, or anybody's, may send
 MAX_RECONNECT_BACKOFF_MS = 2_000
 MAX_PENDING_CALLS, MOST_PENDING_CALLS = 4096, 5120  # that a busy process has not looked at yet: beyond, ever more are cancelled, then all
+MAX_CONNECTION_CALLS = 4000  # of one connection, those that its client has reset and Python not yet let go of among them
 MAX_PENDING_S = 30  # until the process looks at a call; then it is cancelled
 
 Options = list[tuple[str, int]]
@@ -48,6 +51,7 @@ def server_options(most_bytes: int = MAX_MESSAGE_BYTES) -> Options:
         # The core library's name for what the C macro calls MIN_RECV_PING_INTERVAL; "…min_recv_ping_interval…" is not read by anyone.
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+        ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING_CALLS),
         ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_S),
