@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from specdec.cli import paint
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidRequest("--sim", "needs Linux: CPU times are read from /proc")
     scenarios = [scenario(text) for text in arguments.sim]
     if arguments.out is not None:
-        arguments.out.touch()
+        _may_be_written(arguments.out)
     found = []
     for wanted in scenarios:
         found.append(measure(wanted, arguments.seconds, arguments.profile))
@@ -56,6 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.out.write_text(json.dumps(told) + "\n", encoding="utf-8")
     print(json.dumps(told) if arguments.json else text(found, sys.stdout.isatty() and not no_color()))
     return 1 if any(one["differing"] or one["failed"] or one["broken"] for one in found) else 0
+
+
+def _may_be_written(out: Path) -> None:
+    """Before minutes of measuring. Raises InvalidRequest."""
+    try:
+        with out.open("a"):
+            pass
+    except OSError as error:
+        raise InvalidRequest("--out", f"{out}: {error.strerror}; with --sim name a file, e.g. found.json") from error
 
 
 def text(found: list[dict[str, Any]], colour: bool) -> str:

@@ -179,3 +179,10 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_measured_is_refused_by_its_flag(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--endpoint", "127.0.0.1:1", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_place_for_simulated_figures_is_asked_for_before_they_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for out in (tmp_path, tmp_path / "nowhere" / "found.json"):
+        assert main(["bench", "--sim", "targets=1", "--seconds", "0.1", "--out", str(out)]) == 2
+        told = capsys.readouterr()
+        assert f"--out: {out}: " in told.err and "name a file" in told.err and "measured" not in told.err
