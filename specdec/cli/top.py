@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import shutil
 import signal
 import sys
 import time
@@ -59,7 +60,9 @@ def _watch(arguments: argparse.Namespace, look_again: Callable[[], Look]) -> int
     before = look_again()
     if arguments.once:
         time.sleep(arguments.interval)
-        print(plain(tables(before, look_again())), end="")
+        # What a script reads is whole; only a terminal's lines are cut, since they would wrap.
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(plain(tables(before, look_again()), width), end="")
         return 0
     if sys.stdout.isatty():
         need("tools")

@@ -156,7 +156,7 @@ class _View:
                 wanted = dict(labels)
                 total = self._levels(name, wanted, sum) or 0.0
                 if total and wanted.get("reason") not in ORDINARY:
-                    why = " ".join(value for _, value in sorted(labels))
+                    why = " ".join(wanted[label] for label in sorted(wanted, key=lambda label: (label != "reason", label)))
                     rows.append((what, why, _rate(self._added(name, **wanted) / self._seconds), _count(total)))
         return Table("fallbacks", ("what", "why", "per s", "in all"), tuple(rows))
 
@@ -240,8 +240,8 @@ def _ms(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms" if seconds >= 0.001 else f"{1e3 * seconds:.2f} ms"
 
 
-def plain(found: Sequence[Table], width: int = 80) -> str:
-    """Every table under its title, columns aligned; a line never exceeds `width`."""
+def plain(found: Sequence[Table], width: int | None = None) -> str:
+    """Every table under its title, columns aligned; a line never exceeds `width` characters, None = whatever it needs."""
     lines: list[str] = []
     for table in found:
         lines += ["", table.title.upper()]
@@ -250,4 +250,5 @@ def plain(found: Sequence[Table], width: int = 80) -> str:
             continue
         widths = [max(len(row[i]) for row in (table.columns, *table.rows)) for i in range(len(table.columns))]
         lines += ["  " + "  ".join(cell.ljust(widths[i]) for i, cell in enumerate(row)).rstrip() for row in (table.columns, *table.rows)]
-    return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in lines[1:]) + "\n"
+    shown = lines[1:] if width is None else [line if len(line) <= width else line[: width - 1] + "…" for line in lines[1:]]
+    return "\n".join(shown) + "\n"

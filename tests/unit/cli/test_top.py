@@ -180,6 +180,20 @@ def test_eighty_columns_are_enough() -> None:
     assert "FALLBACKS" in text and "none" not in text
 
 
+def test_a_long_table_is_cut_to_a_terminal_and_whole_for_a_script() -> None:
+    """`age` is the last column: a step's age was cut off at 80 columns, however wide or no terminal."""
+    aged = TARGET + "specdec_step_age_seconds 0.0082\nspecdec_ready 1.0\n"
+    looks = [Look(at, {"draft-0.drafts.default.svc.cluster.local:39671": parse(text)}) for at, text in ((0.0, BEFORE), (1.0, aged))]
+    whole, cut = plain(tables(*looks)), plain(tables(*looks), 80)
+    assert "8.2 ms" in whole and "…" not in whole and max(map(len, whole.splitlines())) > 80
+    assert "8.2 ms" not in cut and "…" in cut and max(map(len, cut.splitlines())) <= 80
+
+
+def test_why_begins_with_the_reason() -> None:
+    moved = 'specdec_session_replacements_total{fingerprint="equal",reason="target_lost"} 3.0\n'
+    assert view(BEFORE, AFTER + moved)["fallbacks"].rows[-1][:2] == ("session moved", "target_lost equal")
+
+
 # ---------------------------------------------------------------- the command
 
 
