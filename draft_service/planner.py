@@ -39,7 +39,7 @@ def draw_up(
         if left == 0:
             break
         row = _row(session, left if alone else min(left, chunk_rows))
-        needed = max(needed, min(session.lacks, row.draws or 1))
+        needed = max(needed, session.lacks)
         session.served, session.stepping = number, True
         left -= len(row.tokens)
         rows.append(row)
@@ -80,7 +80,7 @@ def _branches(sessions: Sequence[Session], left: int, survives: Callable[[Sessio
     ]
     rows = []
     wanted.sort(key=lambda item: -item[0].chance)
-    for branch, session, draws in in_turns(wanted, lambda item: (item[1].stream, len(item[0]) - item[0].kv)):
+    for branch, session, draws in in_turns(wanted, lambda item: (item[1].stream, len(item[0].tokens) - item[0].kv)):
         fed, bounds = tuple(branch.tokens[branch.kv :]), session.bounds
         if len(fed) > left:
             break
