@@ -19,6 +19,10 @@ MAY_PAY = "may pay"  # at best: what the rows of a block cost is not known
 MANY_MISSES = 0.3
 NO_ACCEPTANCE = 0.005
 MOST_K = 8
+NEXT = (
+    "next: `specdec bench --endpoint HOST:PORT --out DIR` measures it with and without speculation and compares the texts; "
+    "`specdec advise DIR` then says what to set"
+)
 
 
 def of_report(report: Mapping[str, Any]) -> list[str]:
@@ -97,10 +101,11 @@ def said(found: Mapping[str, Any]) -> list[str]:
     """Of what_if, in sentences."""
     kept = ", ".join(f"{alpha:.2f}" for alpha in found["alphas"])
     untold = "" if found["draft_step_ms"] else " (nobody told it: --draft-step-ms)"
+    free = "" if found["row_ms"] else " (as if rows were free)"
     lines = [
-        f"modelled: target {found['target_step_ms']:.2f} ms a step and {found['row_ms']:.2f} ms for each further row, draft "
+        f"modelled: target {found['target_step_ms']:.2f} ms a step and {found['row_ms']:.2f} ms for each further row{free}, draft "
         f"{found['draft_step_ms']:.2f} ms a step{untold}, round trip {found['rtt_ms']:g} ms, {found['host_ms']:.2f} ms beside them, "
-        f"kept by slot {kept}",
+        f"each slot kept, where the one before was, with a chance of {kept}",
         "  K      " + "  ".join(f"{one['k']:>5}" for one in found["by_k"]),
         "  ratio  " + "  ".join(f"{one['ratio']:5.2f}" for one in found["by_k"]),
     ]
@@ -112,9 +117,9 @@ def said(found: Mapping[str, Any]) -> list[str]:
     acceptance, draft_ms = found["break_even_acceptance"], found["break_even_draft_ms"]
     from_where = "never" if acceptance is None else f"from an acceptance of {acceptance:.2f} on"
     if acceptance is not None and acceptance < NO_ACCEPTANCE:
-        from_where = "with any acceptance, since further rows of a step cost nothing here"
-    lines.append(f"  with K = {k} it pays {from_where}"
-                 + ("" if draft_ms is None else f", and up to a draft of {draft_ms:.2f} ms a step that is waited for"))  # fmt: skip
+        from_where = "with any acceptance at all, since further rows of a step are free here"
+    waited = "" if draft_ms is None else f"; where the draft is waited for, up to {draft_ms:.2f} ms for a step of it"
+    lines.append(f"  with K = {k} it pays {from_where}{waited}")
     return lines
 
 
@@ -196,43 +201,51 @@ def of_service(told: Counters, draft_available: bool, k: int, change: Change) ->
         lines = ["no draft can be used, none is there or all are shut out: nothing to be said of speculation; start one, send traffic"]
         return {"word": verdict.NEUTRAL, "lines": lines, "what_if": None}
     if told.rounds < FEW_ROUNDS:
-        lines = [f"{NOT_ENOUGH}: only {told.rounds:.0f} rounds so far; send traffic and ask again (at least {FEW_ROUNDS})"]
+        lines = [f"{NOT_ENOUGH}: only {told.rounds:.0f} rounds, at least {FEW_ROUNDS} are needed; send traffic meanwhile, and ask again"]
         return {"word": NOT_ENOUGH, "lines": lines, "what_if": None}
     lines = [f"{told.rounds:.0f} rounds, {told.spec_rounds / told.rounds:.0%} of them with a block (up to {k} proposals)"]
     if not told.spec_rounds or told.engine_ms is None:
         lines.append("no block was verified: the service found that none pays, or requests ask for none (disable_spec_decode)")
-        return {"word": verdict.NEUTRAL, "lines": lines, "what_if": None}
+        return {"word": verdict.NEUTRAL, "lines": [*lines, NEXT], "what_if": None}
     if told.spec_rounds < FEW_BLOCKS:
         lines.append(f"{NOT_ENOUGH}: {told.spec_rounds:.0f} rounds had a block; send traffic and ask again (at least {FEW_BLOCKS} of them)")
         return {"word": NOT_ENOUGH, "lines": [*lines, *_troubles(told)], "what_if": None}
     block = max(1, round(told.drafted / told.spec_rounds))
     share = min(1.0, told.spec_rounds / told.rounds)
-    setting = change.of(Setting(told.engine_ms, told.draft_step_ms or 0.0, told.alphas or (0.0,), host_ms=told.beside_ms))
+    alphas = told.alphas[: max(1, k)]  # what lies beyond is mostly forced by a grammar
+    setting = change.of(Setting(told.engine_ms, told.draft_step_ms or 0.0, alphas or (0.0,), host_ms=told.beside_ms))
     if change.target_step_ms is not None:  # then what further rows cost is what the mean step takes beyond it
         setting = replace(setting, row_ms=max(0.0, told.engine_ms - change.target_step_ms) / block)
     length = figures.expected_length(setting.alpha(block))
     ratio = figures.expected_gain(length, share, setting.step_ms(1), told.engine_ms, setting.host_ms + setting.rtt_ms)
-    kept = ", ".join(f"{alpha:.2f}" for alpha in told.alphas[:MOST_K])
-    if told.rows is not None:
-        lines.append(f"a target's step took {told.engine_ms:.2f} ms and had {told.rows:.1f} rows, on the mean")
-    lines += [
-        f"a block decides {1 + told.accepted / told.spec_rounds:.2f} tokens; kept by slot at least {kept}",
-        f"modelled: {ratio:.2f} times as fast as no speculation"
-        + (", if further rows cost the target nothing; --target-step-ms tells what a step of one row takes" if change.target_step_ms is None
-           else f", with {change.target_step_ms:g} ms for a step of one row"),
-        *_troubles(told),
-        "`specdec bench --endpoint …` measures it, with and without, and compares texts",
-    ]  # fmt: skip
     word, _ = verdict.word_of(ratio, ratio, ratio)
     if word == verdict.PAYS and change.target_step_ms is None:
         word = MAY_PAY  # the ratio is an upper bound
+    if told.rows is not None:
+        lines.append(f"a target's step took {told.engine_ms:.2f} ms and had {told.rows:.1f} rows, on the mean")
+    lines += [
+        f"a round with a block decides {1 + told.accepted / told.spec_rounds:.2f} tokens; each slot is kept, where the one before was, "
+        f"with a chance of at least {', '.join(f'{alpha:.2f}' for alpha in alphas)}",
+        *_troubles(told),
+        NEXT,
+    ]
     return {
         "word": word,
-        "lines": [*lines, f"{word} (modelled)"],
+        "lines": [_modelled(word, ratio, change), *lines],
         "what_if": what_if(setting),
         "ratio": round(ratio, 3),
         "share": round(share, 4),
     }
+
+
+def _modelled(word: str, ratio: float, change: Change) -> str:
+    """For who reads nothing else."""
+    if change.target_step_ms is not None:
+        return f"{word} (modelled): {ratio:.2f} times as fast as no speculation, with {change.target_step_ms:g} ms for a step of one row"
+    return (
+        f"{word} (modelled): {ratio:.2f} times as fast as no speculation at the best, if further rows cost the target nothing; "
+        "--target-step-ms, what a step of one row takes, tells what they cost"
+    )
 
 
 def _troubles(told: Counters) -> Sequence[str]:
@@ -240,11 +253,13 @@ def _troubles(told: Counters) -> Sequence[str]:
     missed = told.outcomes.get("miss", 0.0) + told.outcomes.get("late", 0.0)
     if wanted and missed / wanted > MANY_MISSES:
         lines.append(
-            f"{missed / wanted:.0%} of the rounds that wanted a block had none in time: another draft, a faster or a nearer one would help"
+            f"{missed / wanted:.0%} of the rounds that wanted a block had none in time: another draft, a faster or a nearer one may help"
         )
     off = told.draftless.get("off", 0.0)
     if off > told.spec_rounds:
-        lines.append(f"in {off / told.rounds:.0%} of the rounds the service or the request chose no block; it does so where none pays")
+        lines.append(
+            f"in {off / told.rounds:.0%} of the rounds the request wanted no block, or the service chose none, as it does where none pays"
+        )
     if told.waiting:
         lines.append(f"{told.waiting:.0f} requests wait: where the target is full, speculation has little room")
     return lines

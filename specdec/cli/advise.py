@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     change = _change(arguments)
     runs = arguments.endpoint is not None or arguments.state is not None
-    if bool(arguments.results) == runs and (arguments.results or not change.any):
-        raise InvalidRequest("FILE|DIR", "name a result of `specdec bench --out`, or --endpoint, or tell --target-step-ms and --acceptance")
+    _check_whom(arguments, runs, change)
     if runs:
         found = asyncio.run(_of_service(arguments, change))
     elif arguments.results:
@@ -57,6 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
         found = _of_nothing(change)
     print(json.dumps(found) if arguments.json else "\n".join(found["lines"]))
     return 0
+
+
+def _check_whom(arguments: argparse.Namespace, runs: bool, change: Change) -> None:
+    """Results, a running service, or neither and flags of "what if"; one of them."""
+    if arguments.metrics is not None and not runs:
+        raise InvalidRequest("--metrics", "goes with --endpoint HOST:PORT, the orchestrator whose metrics port it is")
+    if arguments.results and runs:
+        raise InvalidRequest("FILE|DIR", "name results, or a running service (--endpoint, --state), not both")
+    if not (arguments.results or runs or change.any):
+        raise InvalidRequest("FILE|DIR", "name a result of `specdec bench --out`, or --endpoint, or tell --target-step-ms and --acceptance")
 
 
 def _change(arguments: argparse.Namespace) -> Change:
@@ -87,10 +96,22 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError(f"{told}; the command of its sweep writes it anew")
         return found
     except FileNotFoundError as error:
-        told = "the sweep has not ended: run its command again, it goes on" if path.is_dir() else "no such file"
+        raise InvalidRequest("FILE|DIR", f"{file}: {_why_there_is_none(path)}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        told = (
+            f"no report of specdec bench, or a part of one; name report.json or its folder. The command of a sweep writes it anew ({error})"
+        )
         raise InvalidRequest("FILE|DIR", f"{file}: {told}") from error
     except (OSError, ValueError, AttributeError) as error:
         raise InvalidRequest("FILE|DIR", f"{file}: {error}") from error
+
+
+def _why_there_is_none(path: Path) -> str:
+    if not path.is_dir():
+        return "no such file"
+    if (path / "runs.jsonl").exists():
+        return "the sweep has not ended: run its command again, it goes on"
+    return "no such file; name a folder that `specdec bench --out` was given"
 
 
 def _of_reports(reports: list[tuple[Path, dict[str, Any]]], change: Change) -> dict[str, Any]:
@@ -120,7 +141,8 @@ def _of_report(report: dict[str, Any], change: Change) -> dict[str, Any]:
     if change.any:
         told = advice.setting_of(report)
         if told is None:
-            raise InvalidRequest("FILE|DIR", "no cell has rounds with and without a block, so there is nothing to model from")
+            told_too_little = "no cell tells what a round with a block costs, since too few had one; more --repeats of its sweep would tell"
+            raise InvalidRequest("FILE|DIR", f"{told_too_little}. Without a result, --target-step-ms and --acceptance are enough")
         found["what_if"] = advice.what_if(change.of(told[1]))
         found["lines"] += ["", f"What if, from {told[0]}:", *advice.said(found["what_if"])]
     return found

@@ -365,6 +365,9 @@ def test_advice_from_a_running_service() -> None:
     assert found["word"] == advice.MAY_PAY and found["ratio"] == pytest.approx(0.8 * length + 0.2, abs=0.001)
     text = "\n".join(found["lines"])
     assert "modelled" in text and "another draft" in text and "3 requests wait" in text
+    assert found["lines"][0].startswith("may pay (modelled): 2.20 times") and found["lines"][-1].startswith("next: `specdec bench")
+    forced = advice.of_service(replace(told, kept=(*told.kept, 1.0, 1.0)), True, 3, Change())
+    assert forced["what_if"]["alphas"] == found["what_if"]["alphas"], "slots beyond a block are those that a grammar forced"
     dear = advice.of_service(told, True, 3, Change(target_step_ms=6.0))
     assert dear["word"] == COSTS and dear["what_if"]["row_ms"] == pytest.approx((20.0 - 6.0) / 3)
     twice = advice.counters({"orchestrator": parse(METRICS)}, {"orchestrator": parse(METRICS)})

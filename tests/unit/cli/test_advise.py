@@ -77,10 +77,15 @@ def test_of_a_running_service(endpoint: str, metrics: str, tmp_path: Path, capsy
         ([], "FILE|DIR"),
         (["/nowhere.json"], "no such file"),
         (["{folder}"], "has not ended"),
+        (["{empty}"], "name a folder that `specdec bench --out` was given"),
         (["{other}"], "not a report"),
+        (["{half}"], "or a part of one"),
+        (["{folder}/runs.jsonl"], "name report.json"),
         (["{old}"], "format 1, this one reads"),
         (["{broken}", "--rtt-ms", "5"], "not a whole report"),
-        (["{result}", "--endpoint", "127.0.0.1:1"], "FILE|DIR"),
+        (["{result}", "--endpoint", "127.0.0.1:1"], "not both"),
+        (["--metrics", "127.0.0.1:1"], "--metrics: goes with --endpoint"),
+        (["{unsure}", "--rtt-ms", "5"], "more --repeats"),
         (["{result}", "--acceptance", "1.2"], "--acceptance"),
         (["{result}", "--rtt-ms", "-1"], "--rtt-ms"),
         (["--target-step-ms", "0"], "--target-step-ms"),
@@ -95,6 +100,11 @@ def test_refusals_name_what_is_wrong(
     (tmp_path / "old.json").write_text(json.dumps(whole | {"format": 1}))
     (tmp_path / "broken.json").write_text(json.dumps(whole | {"cells": [{"name": "a"}]}))
     places = {"{old}": str(tmp_path / "old.json"), "{broken}": str(tmp_path / "broken.json")}
-    places |= {"{folder}": str(tmp_path), "{other}": str(tmp_path / "other.json"), "{result}": str(result)}
+    (tmp_path / "half.json").write_text(json.dumps(whole)[:500])
+    (tmp_path / "unsure.json").write_text(json.dumps(whole | {"cells": []}))
+    (tmp_path / "runs.jsonl").write_text("{}\n{}\n")
+    (tmp_path / "empty").mkdir()
+    places |= {"{folder}": str(tmp_path), "{folder}/runs.jsonl": str(tmp_path / "runs.jsonl"), "{empty}": str(tmp_path / "empty")}
+    places |= {f"{{{name}}}": str(tmp_path / f"{name}.json") for name in ("other", "half", "unsure")} | {"{result}": str(result)}
     assert main(["advise", *(places.get(word, word) for word in words)]) == 2
     assert named in capsys.readouterr().err
