@@ -258,7 +258,7 @@ def _troubles(told: Counters) -> Sequence[str]:
     off = told.draftless.get("off", 0.0)
     if off > told.spec_rounds:
         lines.append(
-            f"in {off / told.rounds:.0%} of the rounds the request wanted no block, or the service chose none, as it does where none pays"
+            f"in {off / told.rounds:.0%} of the rounds the request or the service chose no block, as the service does where none pays"
         )
     if told.waiting:
         lines.append(f"{told.waiting:.0f} requests wait: where the target is full, speculation has little room")
