@@ -22,7 +22,7 @@ from typing import Any
 from specdec.runtime import trace
 
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-MAX_CHARS = 8000  # of one message or traceback
+MAX_CHARS = 8000  # of one message, traceback or `extra`: peers say what they like in their names and reasons
 BURST, WINDOW_S = 20, 10.0  # lines of one message in so many seconds
 MAX_MESSAGES = 512  # that are told apart; of more the longest unheard is forgotten
 
@@ -105,7 +105,7 @@ class JsonFormatter(logging.Formatter):
         context = trace.parse(str(extra.pop("traceparent", "") or trace.current_traceparent.get()))
         if context is not None:
             entry |= {"trace_id": context.trace_id, "span_id": context.span_id}
-        entry.update(extra)
+        entry.update((key, value[:MAX_CHARS] if isinstance(value, str) else value) for key, value in extra.items())
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)[-MAX_CHARS:]
         return json.dumps(entry, default=str, ensure_ascii=False)

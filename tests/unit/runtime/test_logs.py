@@ -87,3 +87,13 @@ async def test_a_status_that_finds_its_call_over_is_no_alarm(caplog: pytest.LogC
             of_grpc.exception("raised by servicer method [/s/m]")
     of_grpc.error("Abort error unexpectedly suppressed")
     assert [record.exc_info and record.exc_info[0] for record in caplog.records] == [ValueError, None]
+
+
+def test_what_a_peer_says_of_itself_is_cut(rig: Rig) -> None:
+    """A replica may give its model a name of megabytes, which is in the reason why it is refused."""
+    try:
+        raise ValueError("x" * 100_000)
+    except ValueError:
+        rig.log.exception("%s", "x" * 100_000, extra={"reason": "x" * 100_000, "sessions": 7})
+    (line,) = rig.lines
+    assert {len(line[key]) for key in ("message", "reason", "traceback")} == {logs.MAX_CHARS} and line["sessions"] == 7
