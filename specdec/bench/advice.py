@@ -28,7 +28,7 @@ NEXT = (
 def of_report(report: Mapping[str, Any]) -> list[str]:
     summary = report["summary"]
     lines = [summary["headline"], *summary["sentences"]]
-    lines += [f"Set: {tables.advice(summary['advised'])}"] if summary["advised"] else []
+    lines += [": ".join(tables.to_set(summary))] if summary["advised"] else []
     if report["differing"]:
         lines.append(f"{report['differing']} texts differ from those without speculation: a defect; do not use it before it is understood")
     if report.get("simulated"):

@@ -73,6 +73,7 @@ def _section(title: str, drawn: Sequence[plots.Drawn]) -> str:
 
 def _top(report: Report) -> str:
     summary = report["summary"]
+    called, advised = tables.to_set(summary)
     sentences = "".join(f"<p>{_text(one)}</p>" for one in summary["sentences"])
     defects = []
     if report["differing"]:
@@ -90,7 +91,7 @@ def _top(report: Report) -> str:
     return (
         '<header><h1>Does speculation pay? <small>specdec bench</small></h1><button id="theme" type="button" hidden>Theme</button></header>'
         f'<div class="verdict {summary["word"]}"><strong>{_text(summary["headline"])}</strong>{sentences}'
-        f"<p><b>Set:</b> {_text(tables.advice(summary['advised']) if summary['advised'] else 'nothing to advise')}</p></div>{told}"
+        f"<p><b>{called}:</b> {_text(advised)}</p></div>{told}"
         f'<div class="facts">{"".join(_facts(report))}</div>'
     )
 
@@ -136,10 +137,13 @@ def _verdict_cell(given: Mapping[str, Any] | None) -> str:
     if given is None:
         return "<td>–</td>"
     between = "" if given["low"] is None else f"<br><small>{given['low']:.2f} to {given['high']:.2f}</small>"
-    unsure = "" if given["decided"] else "?"
     doubt = given.get("defect") or ("" if given.get("together", True) else "may be chance")
     between += f"<br><small>{_text(doubt)}</small>" if doubt else ""
-    return f'<td class="{given["word"]}"><b>{SIGNS[given["word"]]}{unsure}</b> {given["ratio"]:.2f}× {_text(given["way"])}{between}</td>'
+    return f'<td class="{given["word"]}"><b>{_sign(given)}</b> {given["ratio"]:.2f}× {_text(given["way"])}{between}</td>'
+
+
+def _sign(given: Mapping[str, Any]) -> str:
+    return f"{SIGNS[given['word']]}{'' if given['decided'] else '?'}"
 
 
 def _slices(slices: Sequence[Mapping[str, Any]]) -> str:
@@ -227,7 +231,7 @@ ROUNDS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
 
 def _cell(cell: Mapping[str, Any]) -> str:
     given = cell["verdict"]
-    word = "" if given is None else f" <small>{SIGNS[given['word']]} {given['ratio']:.2f}×, {_text(given['way'])}</small>"
+    word = "" if given is None else f" <small>{_sign(given)} {given['ratio']:.2f}×, {_text(given['way'])}</small>"
     spoken = {way: figure for way, figure in cell["ways"].items() if figure["share_with_block"]}
     reasons = "" if given is None else "<ul>" + "".join(f"<li>{_text(one)}</li>" for one in given["reasons"]) + "</ul>"
     advised = "" if given is None else f"<p><b>Set:</b> {_text(tables.advice(given['advised']))}</p>"

@@ -112,6 +112,13 @@ def advice(advised: Mapping[str, Any]) -> str:
     )
 
 
+def to_set(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """(how it is called, what to set) of the whole sweep."""
+    if not summary["advised"]:
+        return "Set", "nothing to advise"
+    return "Set" if summary.get("decided", True) else "Until it is decided, set", advice(summary["advised"])
+
+
 def as_csv(cells: Sequence[Mapping[str, Any]]) -> str:
     """A line for every cell and way."""
     out = io.StringIO()

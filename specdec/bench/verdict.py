@@ -132,7 +132,8 @@ def _headline(
 
 
 def _others(rated: Mapping[str, Mapping[str, Any]], words: Mapping[str, tuple[str, bool]], way: str) -> list[str]:
-    return [f"{other} {words[other][0]} ({figure['ratio']['mean']:.2f})" for other, figure in rated.items() if other != way]
+    shown = {other: f"{word}{'' if decided else '?'}" for other, (word, decided) in words.items()}
+    return [f"{other} {shown[other]} ({figure['ratio']['mean']:.2f})" for other, figure in rated.items() if other != way]
 
 
 def _why(figure: Mapping[str, Any], base: Mapping[str, Any], baseline: str = NONE) -> list[str]:
@@ -208,29 +209,29 @@ def judge_together(cells: Sequence[dict[str, Any]], baseline: str) -> None:
 
 def summary(cells: Sequence[Mapping[str, Any]], whole: Mapping[str, Any] | None = None, baseline: str = NONE) -> dict[str, Any]:
     """`cells` with a "verdict"; `whole` = the slice of all of them (slices.py). `headline` for who reads nothing else; `advised` = what
-    serves all of them best, where they are not told apart."""
+    serves all of them best, where they are not told apart; not `decided` = for want of something surer."""
     found = [cell["verdict"] for cell in cells if cell.get("verdict")]
     counts = {word: sum(one["word"] == word and one["decided"] for one in found) for word in WORDS}
     counts["undecided"] = len(found) - sum(counts.values())
     if not found:
-        return {"word": NEUTRAL, "headline": "Nothing was compared.", "counts": counts, "sentences": [], "advised": {}}
+        return {"word": NEUTRAL, "headline": "Nothing was compared.", "counts": counts, "sentences": [], "advised": {}, "decided": False}
     subject = "Speculation" if baseline == NONE else f"Another way than {baseline}"
     word = next((word for word in (PAYS, COSTS) if 2 * counts[word] >= len(found)), NEUTRAL)
     headline, sentences, advised = _sentence(counts, len(found), subject), _ranges(cells), dict(found[0]["advised"])
-    sentences += _by_chance(cells)
+    sentences, decided = sentences + _by_chance(cells), counts["undecided"] < len(found)
     if whole is not None and whole["ways"]:
         way, advised = _serves_all(cells, whole, baseline)
         sentences = [_together(whole), *sentences]
         if 2 * counts["undecided"] > len(found):  # then what they say together is what can be said
             word, sentences = whole["ways"][way]["word"], [headline, *sentences]
-            unsure = not whole["ways"][way].get("decided", True)
+            decided = whole["ways"][way].get("decided", True)
             told = {
                 PAYS: f"{subject.lower()} pays",
-                NEUTRAL: "it is too uncertain to say" if unsure else "no difference was found",
+                NEUTRAL: "no difference was found" if decided else "it is too uncertain to say",
                 COSTS: f"{subject.lower()} costs more than it gains",
             }
             headline = f"Over all cases together {told[word]}."
-    return {"word": word, "headline": headline, "counts": counts, "sentences": sentences, "advised": advised}
+    return {"word": word, "headline": headline, "counts": counts, "sentences": sentences, "advised": advised, "decided": decided}
 
 
 def _by_chance(cells: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -160,6 +160,7 @@ def test_a_sweep_of_one_turn_makes_a_page() -> None:
     for kept in (runs()[:1], runs()[:2]):
         text, _ = page.page(made_up(kept))
         assert not outline(text).wrong
+    assert re.search(r"<summary>1 stream[^/]*● neutral\? ", text) and "Until it is decided, set:" in text, "one repeat decides nothing"
 
 
 @pytest.mark.long

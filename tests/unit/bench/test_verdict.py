@@ -317,6 +317,10 @@ def test_where_cells_are_undecided_all_of_them_together_decide() -> None:
     assert told["advised"]["enable_adaptive_verification"] and "undecided in 5" in told["sentences"][0]
     unsure = verdict.summary(cells, {"cells": 6, "ways": {AUTO: {"mean": 1.1, "low": 0.5, "high": 2.2, "word": NEUTRAL, "decided": False}}})
     assert unsure["headline"] == "Over all cases together it is too uncertain to say."
+    assert told["decided"] and tables.to_set(told)[0] == "Set" and not unsure["decided"] and tables.to_set(unsure)[0].startswith("Until")
+    wide = figure(1.5) | {"ratio": {"mean": 1.5, "low": 0.3, "high": 8.0}}
+    both = verdict.verdict({NONE: figure(1.0), FIXED: wide, AUTO: figure(1.2)}, NONE)
+    assert both is not None and both.way == AUTO and "fixed neutral? (1.50)" in both.reasons, "an open question is no neutral ratio"
     dear = verdict.summary(cells, {"cells": 6, "ways": {FIXED: fixed}})
     assert dear["word"] == COSTS and dear["advised"]["disable_spec_decode"]
 
