@@ -115,7 +115,7 @@ class Client:
             return str((await self._unary("GetMetrics", generation_pb2.GetMetricsRequest())).text)
         except Unsupported as error:
             raise Unsupported(
-                "GetMetrics", f"the orchestrator at {self.endpoint} is older than this call; read its metrics port"
+                "GetMetrics", f"no orchestrator answers at {self.endpoint}, or one that is older than this call; read its metrics port"
             ) from error
 
     async def tokenize(
@@ -147,7 +147,11 @@ class Client:
             raise fault from failure
 
     async def _fault(self, failure: grpc.aio.AioRpcError) -> SpecdecError:
-        """gRPC calls a handshake that failed UNAVAILABLE, like everything else; what a service says has details."""
+        """gRPC calls a handshake that failed UNAVAILABLE, like everything else; what a service says has details. So has a refusal of a
+        field as UNIMPLEMENTED: without any the method is unknown there."""
+        if failure.code() is grpc.StatusCode.UNIMPLEMENTED and not failure.trailing_metadata():
+            told = f"{self.endpoint} does not know this call: it is no orchestrator (a target or a draft?), or an older one"
+            return Unsupported("endpoint", told)
         if failure.code() is not grpc.StatusCode.UNAVAILABLE or failure.trailing_metadata():
             return status.error_from_rpc(failure)
         reason = await why(self.endpoint, self._credentials.tls)

@@ -14,7 +14,7 @@ import pytest
 
 from specdec.bench.endpoints import SAME, Endpoints, process_of
 from specdec.cli.main import main
-from specdec.client import Credentials
+from specdec.client import Client, Credentials
 from specdec.errors import InvalidRequest, Overloaded, PermissionDenied, Unauthenticated, Unavailable, Unsupported
 from specdec.runtime.channels import server_options
 from specdec.runtime.interceptor import CallInterceptor
@@ -114,8 +114,11 @@ async def test_who_cannot_answer_is_away_and_says_why(error: Exception) -> None:
 async def test_what_asking_again_does_not_change_is_raised() -> None:
     async with listening(None, Balanced(repeat(PermissionDenied("not shown")))) as (old, denied):
         async with opened(old) as endpoints:
-            with pytest.raises(Unsupported, match=f"GetMetrics: the orchestrator at {old} is older than this call"):
+            with pytest.raises(Unsupported, match=f"GetMetrics: no orchestrator answers at {old}, or one that is older"):
                 await endpoints.look()
+        async with Client(old) as client:
+            with pytest.raises(Unsupported, match=f"endpoint: {old} does not know this call: it is no orchestrator"):
+                await client.get_model_info()
         async with opened(denied) as endpoints:
             with pytest.raises(PermissionDenied, match=f"{denied}: not shown"):
                 await endpoints.look()
