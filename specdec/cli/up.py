@@ -191,4 +191,6 @@ def _log_folder(state: State | None) -> Iterator[Path]:
 
 
 def tell(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    """For whoever listens: a terminal that is gone, or a reader of a pipe, ends nothing that runs."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specdec.cli import pids
+from specdec.cli import pids, up
 from specdec.cli.checking import once
 from specdec.cli.state import State
 from tests.waiting import wait_until
@@ -178,6 +178,20 @@ def test_a_child_that_ends_is_started_again_where_it_was(specdec: Run, tmp_path:
     running += processes(state)
     assert specdec("down", "--state", str(state)).returncode == 0
     assert not any(process.alive for process in running)
+
+
+def test_a_listener_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`up 2>&1 | tee log` without its tee, or a terminal that was closed: a child that ends is told of, and started again."""
+    written: list[str] = []
+
+    class Gone:
+        def write(self, text: str) -> None:
+            written.append(text)
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    up.tell("draft-0 ended")
+    assert written
 
 
 def test_a_child_that_does_not_stay_up_ends_everything(specdec: Run, tmp_path: Path) -> None:
