@@ -91,7 +91,12 @@ class Services:
                 pass_fds=(self.pipe,),
                 process_group=0,  # Ctrl-C is for the measurement, which then stops them
             )
-        match = _first_ready_line(process)
+        try:
+            match = _first_ready_line(process)
+        except BaseException:  # Ctrl-C: nobody knows of it yet, so nobody else would end it
+            process.kill()
+            process.communicate()
+            raise
         if match is None:
             process.kill()
             told = f"the {role} did not start (exit code {process.wait()}); the end of its log:"

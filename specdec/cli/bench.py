@@ -57,7 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
             code = 130
         except SpecdecError as error:
             code, failure = 2, error
-        differing = _show(work) if work.store.turns else 0
+        try:
+            differing = _show(work) if work.store.turns else 0
+        except KeyboardInterrupt:
+            print(f"interrupted before the report was there{_goes_on(work, '; the same command makes it')}", file=sys.stderr)
+            return 130
+        if code == 130 and not work.store.turns:
+            print("interrupted before a turn was measured", file=sys.stderr)
     if failure is not None:
         raise failure
     return code or (1 if differing else 0)
@@ -103,7 +109,10 @@ def _endpoint(arguments: argparse.Namespace) -> Iterator[tuple[str, list[Process
         return
     from specdec.bench.system import Models, pools
 
-    with pools(Models(arguments.target_model, arguments.draft_model), target={"PREFIX_CACHE": "false"}) as running:
+    models = Models(arguments.target_model, arguments.draft_model)
+    models.check()
+    print("starting a target, a draft and an orchestrator; loading the models takes some seconds", file=sys.stderr, flush=True)
+    with pools(models, target={"PREFIX_CACHE": "false"}) as running:
         running.start_orchestrator()
         processes = [watch.Process(s.role, f"{s.role}-0", s.process.pid, s.metrics) for s in running.running]
         yield running.orchestrator.endpoint, processes
@@ -183,9 +192,13 @@ def _print(found: dict[str, Any], work: _Work, told: list[str]) -> None:
     for note in found["notes"]:
         print(f"note: {note}")
     if not work.outcome.complete:
-        goes_on = "; the same command goes on from here" if work.arguments.out is not None and not _is_file(work.arguments.out) else ""
-        print(f"note: not complete: ended before the last turn{goes_on}")
+        print(f"note: not complete: ended before the last turn{_goes_on(work, '; the same command goes on from here')}")
     print("\n".join([*told, f"texts that differ from {work.outcome.experiment.baseline}: {found['differing']}"]), flush=True)
+
+
+def _goes_on(work: _Work, told: str) -> str:
+    """What is told where turns are kept; nothing of a folder for this time."""
+    return told if work.arguments.out is not None and not _is_file(work.arguments.out) else ""
 
 
 def _write(found: dict[str, Any], work: _Work) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from specdec.bench import report
+from specdec.bench import report, system
 from specdec.cli.main import main
 
 pytestmark = pytest.mark.unit
@@ -57,6 +58,39 @@ def test_interrupted_it_tells_what_is_there(endpoint: str, tmp_path: Path, monke
     assert main(["bench", "--endpoint", endpoint, *SHORT, "--out", str(out)]) == 130
     found = json.loads(out.read_text())
     assert not found["complete"] and 0 < len(found["turns"]) < 8
+
+
+def test_interrupted_while_the_report_is_made_it_says_so(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    words = ["bench", "--endpoint", endpoint, *SHORT]
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "report", interrupted)
+        assert main([*words, "--out", str(tmp_path / "sweep")]) == 130
+        assert "interrupted before the report was there; the same command makes it" in capsys.readouterr().err
+    assert main([*words, "--out", str(tmp_path / "sweep")]) == 0 and "going on: 8 turns" in capsys.readouterr().err
+    assert (tmp_path / "sweep" / "report.html").exists()
+
+
+def test_interrupted_while_a_service_loads_it_does_not_outlive_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is ready it is not among those that are stopped at the end."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def interrupted(process: subprocess.Popen[str]) -> None:
+        begun.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(system, "_first_ready_line", interrupted)
+    ends = os.pipe()
+    running = system.Services(tmp_path, ends[0], system.Models(), {})
+    with pytest.raises(KeyboardInterrupt):
+        running.start("draft", {}, ["http.server", "--bind", "127.0.0.1", "0"])
+    assert begun[0].poll() is not None and not running.running
+    for end in ends:
+        os.close(end)
 
 
 def test_a_folder_goes_on_where_it_ended_and_holds_the_page(
