@@ -59,6 +59,6 @@ class Shelf:
         self._waiting = list(dict.fromkeys(waiting for waiting in found if waiting is not None))
         chain: tuple[int, ...] = ()
         for waiting in self._waiting:
-            if waiting.length == len(decided) and waiting.hash is None and waiting.tokens[: len(chain)] == chain:
+            if waiting.length == len(decided) and waiting.tokens[: len(chain)] == chain:
                 chain = waiting.tokens
         return chain

@@ -94,6 +94,15 @@ def test_one_that_comes_late_is_as_good() -> None:
     assert told(bench.settle()) == [(1, 6, tuple(REF[1:6]))]
 
 
+def test_one_that_wakes_nobody_is_no_return() -> None:
+    """The session's Step is still on its way, and worth waiting for."""
+    bench = Bench()
+    stream = begun(bench, 0)
+    bench.turn()
+    bench.send(stream, ahead(3, REF[3:5]))
+    assert bench.verifier.wave._left.keys() == {("orch", "s")}
+
+
 def test_a_plain_row_that_waits_becomes_a_block() -> None:
     bench = Bench()
     stream = begun(bench, 1)

@@ -155,8 +155,10 @@ def test_prefix_needed_says_what_is_there() -> None:
     wrong = replace(next_step(committed, round_=2), base_hash=1)
     assert only(bench.send(stream, wrong)) == PrefixNeeded(0)
     assert only(bench.send(stream, next_step([*committed, 9, 9], round_=2, base=7))) == PrefixNeeded(0)
-    whole = next_step(committed, REF[1:3], round_=2, base=0)
-    bench.send(stream, whole)
+    longer = next_step([*committed, 9], round_=2, base=6)
+    assert only(bench.send(stream, longer)) == PrefixNeeded(5), "the newest token is known and not in KV"
+    whole = replace(next_step(committed, REF[1:3], round_=2, base=0), base_hash=1)
+    bench.send(stream, whole)  # nothing has no hash
     assert only(bench.turn()).tokens == tuple(REF[1:4])
     assert bench.engine.log[-1][0].start == 5, "what agrees is not computed again"
 

@@ -19,8 +19,10 @@ from specdec.terms import (
     PrefixNeeded,
     RejectionMethod,
     Result,
+    Step,
 )
 from target_service.plan import StepPlan
+from target_service.rounds import carries_on
 from tests.fakes import hashed_script
 from tests.unit.target.harness import GREEDY, SAMPLED, VOCAB, Bench, first_step, next_step, only, reference
 
@@ -206,6 +208,43 @@ def test_a_step_that_waits_lives_as_long_as_it_was_last_asked_for() -> None:
     bench.send(stream, next_step(after(1), round_=2))
     bench.finish(plan)
     assert told([(stream, a) for a in bench.heard()] + bench.settle()) == [(1, 6, (REF[1],)), (2, 7, (REF[2],))]
+
+
+def test_a_step_that_waits_keeps_the_longest_time_that_it_was_given() -> None:
+    """To the last moment of it, and what it waited is told."""
+    bench = Bench()
+    stream = begun(bench, 5)
+    bench.turn()
+    plan = running(bench)
+    for remaining_ms in (15, 5):
+        bench.send(stream, next_step(after(1), round_=2, remaining_ms=remaining_ms))
+    bench.now += 4
+    bench.finish(plan)
+    bench.heard()
+    [(_, answer)] = bench.turn()
+    assert told([(stream, answer)]) == [(2, 7, (REF[2],))] and answer.queue_us == 14_000
+    bench.send(stream, next_step(after(3), round_=3, run_ahead=5))
+    bench.turn()
+    plan = running(bench)
+    bench.send(stream, next_step(after(4), round_=4, remaining_ms=5))
+    bench.now += 5
+    bench.verifier.tick(bench.now)
+    [answer] = bench.heard()
+    assert (answer.round, answer.outcome) == (4, Expired())
+
+
+@pytest.mark.parametrize("mine", [2, 4, 5])
+@pytest.mark.parametrize("others", [2, 4, 5])
+def test_what_carries_another_step_on(mine: int, others: int) -> None:
+    """It begins with all that the other one says and says more, whatever they name by a hash."""
+
+    def step(block: list[int], base: int) -> Step:
+        return next_step(after(1), block, round_=2, base=base)
+
+    other = step(REF[1:3], others)
+    assert carries_on(step(REF[1:4], mine), other)
+    for block in (REF[1:3], REF[1:2], [REF[1], 9, REF[3]], [9, *REF[2:9]]):
+        assert not carries_on(step(block, mine), other)
 
 
 def test_a_step_that_waited_too_long_expires_at_the_boundary() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from specdec.hashing import prefix_hash
 from specdec.terms import Ahead, Answer, Begin, Close, Closed, Failed, NoRoom, Result, StaleEpoch
 from tests.unit.target.harness import Bench, first_step, next_step, only
 from tests.unit.target.test_run_ahead import PROMPT, REF, after, begun, running, told
@@ -70,6 +71,48 @@ def test_a_lost_stream_ends_it_at_once(flying: str) -> None:
     assert bench.plan() is None, "what the Step allowed ended with its stream"
     bench.send(stream, next_step(after(1), REF[1:4], round_=2, run_ahead=1))
     assert [t for _, _, tokens in told(bench.settle()) for t in tokens][-1] == REF[5]
+
+
+def test_a_step_that_waited_on_a_lost_stream_is_not_begun() -> None:
+    bench = Bench()
+    stream = begun(bench, 20)
+    bench.turn()
+    plan = running(bench)
+    bench.send(stream, next_step(after(1), round_=2))
+    bench.verifier.detach(stream, bench.now)
+    bench.finish(plan)
+    assert bench.plan() is None and bench.heard() == []
+
+
+def test_a_step_that_waits_and_cannot_be_fails_alone() -> None:
+    bench = Bench()
+    stream = begun(bench, 5)
+    bench.turn()
+    plan = running(bench)
+    short = replace(next_step(PROMPT, round_=2, base=0), tokens=(PROMPT[0],))
+    bench.send(stream, short)
+    bench.finish(plan)
+    result, failed = bench.heard()
+    assert isinstance(result.outcome, Result) and isinstance(failed.outcome, Failed)
+    assert (failed.round, failed.outcome.code, failed.outcome.drop) == (2, 3, False) and "prompt" in failed.outcome.message
+    bench.send(stream, next_step(after(2), round_=2))
+    assert told(bench.turn()) == [(2, 7, (REF[2],))], "the session is unharmed"
+
+
+@pytest.mark.parametrize("why", ["it is parked", "its first Step expired"])
+def test_a_continuation_wakes_nobody_who_may_not_go_on(why: str) -> None:
+    bench = Bench()
+    stream = begun(bench, 0, remaining_ms=50)
+    if why == "it is parked":
+        bench.turn()
+        bench.verifier.room.free(bench.verifier._sessions["orch", "s"])
+    else:
+        bench.now += 50
+    bench.turn()
+    length = len(bench.verifier._sessions["orch", "s"].tokens)
+    bench.send(stream, Ahead("s", 1, length, prefix_hash(after(length - 5)), tuple(REF[length - 5 :][:3])))
+    bench.turn()
+    assert bench.plan() is None and len(bench.engine.log) == (why == "it is parked")
 
 
 def test_a_drained_target_lets_it_go_on() -> None:
