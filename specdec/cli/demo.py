@@ -87,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
         except (Interrupted, KeyboardInterrupt):
             _say("\nstopping")
             return 130
-    _say(paint.heading("With and without speculation", colour))
+    _say("\n" + paint.heading("With and without speculation", colour))
+    _say(asked(pairs, arguments.temperature))
     _say(summary(pairs))
     return 0 if all(pair.identical for pair in pairs) else 1
 
@@ -108,6 +109,16 @@ def load_prompts() -> list[Prompt]:
         messages = entry.get("messages") or [{"role": "user", "content": entry["prompt"]}]
         first.setdefault(entry["kind"].lower(), Prompt(entry["kind"].lower(), messages))
     return [first[kind] for kind in KINDS if kind in first]
+
+
+def asked(pairs: Sequence[Pair], temperature: float) -> str:
+    """What the table is of, and where there is more: a ratio is that of its way of asking."""
+    lengths = {pair.speculative.finished.settings.num_speculative_tokens for pair in pairs if pair.speculative.finished}
+    block = f"every block of {max(lengths)}" if lengths else "blocks of one length"
+    return (
+        f"  one answer at a time, temperature {temperature:g}, {block}; `specdec up` starts the same system, and `specdec bench` measures\n"
+        "  whether speculation pays: more prompts, several streams, and block lengths that the service chooses\n"
+    )
 
 
 def summary(pairs: Sequence[Pair]) -> str:

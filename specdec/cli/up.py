@@ -76,9 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _pins(arguments: argparse.Namespace) -> dict[str, str]:
     """Two processes that take turns on both of two cores are never ready for each other. With more there is room for everybody."""
-    if arguments.pin is not None:
-        return parse_pins(arguments.pin)
     cpus = own_cpus()
+    if arguments.pin is not None:
+        pins = parse_pins(arguments.pin)
+        for role, wanted in pins.items():
+            if cpus and not set(map(int, wanted.split(","))) <= set(cpus):
+                raise InvalidRequest("--pin", f"{role}={wanted}: this process may use CPU {', '.join(map(str, cpus))}")
+        return pins
     alone = arguments.targets == arguments.drafts == 1 and len(cpus) == 2
     return default_pins(cpus) if alone and not from_environment("SPECDEC_CPU_AFFINITY") else {}
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,6 +111,14 @@ def test_pins() -> None:
     assert default_pins([0]) == {} and default_pins([3, 5, 7]) == {"target": "3", "draft": "5", "orchestrator": "5"}
 
 
+def test_cpus_that_nobody_may_use_are_refused_before_models_load(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "own_cpus", lambda: [0, 1])
+    assert main(["up", "--pin", "target=0,draft=7", "--target-model", str(tmp_path)]) == 2
+    assert "--pin: draft=7: this process may use CPU 0, 1" in capsys.readouterr().err
+
+
 def test_plans_carry_only_known_settings() -> None:
     from specdec.runtime import names
 
@@ -123,6 +132,12 @@ def test_plans_carry_only_known_settings() -> None:
 
 def test_the_demo_has_one_prompt_of_each_kind() -> None:
     assert [prompt.kind for prompt in demo.load_prompts()] == ["code", "json", "chat", "creative"]
+
+
+def test_the_demo_says_what_its_table_is_of() -> None:
+    made = SimpleNamespace(finished=SimpleNamespace(settings=SimpleNamespace(num_speculative_tokens=2)))
+    told = demo.asked([SimpleNamespace(speculative=made)], 0.0)  # type: ignore[list-item]
+    assert "one answer at a time, temperature 0, every block of 2;" in told and "specdec bench" in told
 
 
 BYTES = {0: b"de", 1: b"f ", 2: "ü".encode()[:1], 3: "ü".encode()[1:], 4: b"x", 5: b"\n"}
