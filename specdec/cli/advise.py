@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=0.0, metavar="S", help="look at so long a while (default: all since the start)")
     group = parser.add_argument_group("what if")
     group.add_argument("--rtt-ms", type=float, metavar="MS", help="round trip between orchestrator and pools")
-    group.add_argument("--target-step-ms", type=float, metavar="MS", help="a target's step that decides one token")
+    group.add_argument("--target-step-ms", type=float, metavar="MS", help="a target's step without blocks: a token for each session")
     group.add_argument("--draft-step-ms", type=float, metavar="MS", help="a draft's step")
     group.add_argument("--acceptance", type=float, metavar="A", help="chance that a proposal is kept, 0 to 1")
     parser.add_argument("--json", action="store_true", help="one JSON object")
