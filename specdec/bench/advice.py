@@ -240,10 +240,11 @@ def of_service(told: Counters, draft_available: bool, k: int, change: Change) ->
 
 def _modelled(word: str, ratio: float, change: Change) -> str:
     """For who reads nothing else."""
+    told = f"{word} (modelled): {ratio:.2f} times as fast as no speculation"
     if change.target_step_ms is not None:
-        return f"{word} (modelled): {ratio:.2f} times as fast as no speculation, with {change.target_step_ms:g} ms for a step without blocks"
+        return f"{told}, with {change.target_step_ms:g} ms for a step without blocks"
     return (
-        f"{word} (modelled): {ratio:.2f} times as fast as no speculation at the best, if further rows cost the target nothing; "
+        f"{told} at the best, if further rows cost the target nothing; "
         "--target-step-ms, what a step without blocks takes at this load, tells what they cost"
     )
 
