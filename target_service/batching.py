@@ -117,9 +117,10 @@ class Wave:
 
     Theory. Sessions that go out with their results come back after a while, each in its usual time; others go on by themselves. Whoever is
     not waited for takes part in every second step. So with j of m waited for, the slowest of them back after w ms, a step of `own` + j +
-    (m - j) / 2 sessions takes w and its own time; of all j, quickest first, that with the most sessions per ms is taken. Together they
-    share what a step costs once, whatever its rows: nearly all of a step of a GPU, where a long wire is worth waiting for, and little of
-    one of a CPU, where two waves in turn hide the wire of one behind the step of the other.
+    (m - j) / 2 sessions takes w and its own time; of all j, quickest first, that with the most sessions per ms is taken. What its rows
+    cost is in proportion to its sessions, so it decides nothing: together they share w and what a step costs once, whatever its rows.
+    That is nearly all of a step of a GPU, where a long wire is worth waiting for, and little of one of a CPU, where two waves in turn hide
+    the wire of one behind the step of the other.
 
     A session that is alone is never delayed: nobody is missing when it is back.
     """
@@ -142,13 +143,12 @@ class Wave:
             self._left[key] = now_ms
         late = {key for key, left_ms in self._left.items() if now_ms >= left_ms + self._due_ms(key, once_ms)}
         due = sorted((self._due_ms(key, once_ms), key) for key in {*self._left, *back} - late)
-        everybody, m = max(1, own + len(due)), len(due)
         best, waited = 0.0, 0
-        for j in range(m + 1):
-            sessions = own + j + (m - j) / 2
-            took_ms = max(1e-6, (due[j - 1][0] if j else 0.0) + once_ms + (step_ms - once_ms) * sessions / everybody)
-            if sessions > best * took_ms:
-                best, waited = sessions / took_ms, j
+        for j in range(len(due) + 1):
+            sessions = own + j + (len(due) - j) / 2
+            shared_ms = max(1e-6, (due[j - 1][0] if j else 0.0) + once_ms)
+            if sessions > best * shared_ms:
+                best, waited = sessions / shared_ms, j
         chosen = [(due_ms, key) for due_ms, key in due[:waited] if key in self._left]
         self._waited = {key for _, key in chosen}
         self._until_ms = max((self._left[key] + due_ms for due_ms, key in chosen), default=0.0)

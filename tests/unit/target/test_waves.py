@@ -180,3 +180,73 @@ def test_a_session_that_left_for_good_is_not_remembered() -> None:
 def test_it_is_never_much_worse_than_not_to_wait(once_ms: float, row_ms: float, streams: int, gap_ms: float, own: int, slow: int) -> None:
     world = World(once_ms, row_ms, streams, gap_ms, min(own, streams - 1), slow)
     assert per_second(world, Wave(), 300) > 0.9 * per_second(world, Never(), 300)
+
+
+# ------------------------------------------------------------ the figures themselves
+
+
+A, B, C = ("o", "a"), ("o", "b"), ("o", "c")
+
+
+def known(**usual_ms: float) -> Wave:
+    """A wave of sessions that came back once, after so long."""
+    wave = Wave()
+    for name, took_ms in usual_ms.items():
+        wave.begin([("o", name)], [], 0, 100.0, 0.0, 0.0)
+        wave.returned(("o", name), took_ms)
+    return wave
+
+
+@pytest.mark.parametrize(
+    ("own", "back", "waited_ms"), [(0, [], 0.4), (0, [B], 0.4), (3, [], 0.0)], ids=["two away", "one is here", "others go on"]
+)
+def test_waited_for_is_who_brings_the_most_sessions_per_ms(own: int, back: list[Key], waited_ms: float) -> None:
+    """Sessions that are back after 0.4 and after 2 ms; those that are here, or go on by themselves, would wait as well."""
+    wave = known(a=0.4, b=2.0)
+    if back:
+        wave = known(a=0.4, b=0.5, c=2.0)
+        wave.begin([A, C], back, 0, 10.0, 6.0, 100.0)
+    else:
+        wave.begin([A, B], [], own, 10.0, 1.0, 100.0)
+    assert wave.hold_ms(1, 100.0) == pytest.approx(waited_ms)
+
+
+def test_who_left_some_steps_ago_is_due_from_then_on() -> None:
+    wave = known(a=8.0, b=7.0)
+    wave.begin([A], [], 0, 10.0, 10.0, 100.0)
+    wave.begin([B], [], 0, 10.0, 10.0, 105.0)
+    assert wave.hold_ms(1, 106.0) == pytest.approx(6.0)
+
+
+def test_a_return_after_very_long_says_little() -> None:
+    wave = Wave()
+    wave.begin([A], [], 0, 10.0, 9.0, 0.0)
+    wave.returned(A, 60_000.0)
+    assert wave._usual[A] == (Wave.MOST_STEPS * 10.0, 0.0)
+    wave.begin([A], [], 0, 10.0, 9.0, 100_000.0)
+    wave.returned(A, 100_020.0)
+    assert wave._usual[A] == (pytest.approx(38.0), pytest.approx(2.0))
+
+
+def test_steps_that_take_no_time_at_all() -> None:
+    wave, cost = Wave(), StepCost()
+    wave.begin([], [], 1, 0.0, 0.0, 0.0)
+    assert wave.hold_ms(1, 0.0) == 0.0
+    cost.seen(4, 0.0)
+    assert cost.predicted_ms(4) == 0.0
+    cost.seen(4, 10.0)
+    assert cost.predicted_ms(4) > 0.0, "it is no figure for ever"
+
+
+def test_what_a_step_costs_once() -> None:
+    cost = StepCost()
+    assert cost.at(1) == StepCost.FIRST_GUESS_MS
+    cost.seen(8, 80.0)
+    assert (cost.at(1), cost.at(4), cost.once_ms(8)) == (20.0, 40.0, None), "one size tells little"
+    cost.seen(64, 136.0)
+    assert cost.once_ms(32) == pytest.approx(2 * cost.at(16) - cost.at(32)) == pytest.approx(72.0)
+    assert cost.once_ms(1) == cost.at(1) == pytest.approx(73.0)
+    steep = StepCost()
+    steep.seen(4, 10.0)
+    steep.seen(64, 1000.0)
+    assert steep.once_ms(64) == 0.0
