@@ -136,7 +136,7 @@ class Session:
         """A piece up to `end`, of tokens that are still the session's, is in KV. The token behind the piece may be another by now."""
         for token, entry in zip(() if prompt is None else prompt.tokens, logprobs, strict=True):
             place = len(self.prompt_logprobs) + 1
-            if place == len(self.tokens) or self.tokens[place] != token:
+            if self.tokens[place] != token:
                 break
             self.prompt_logprobs.append(entry)
         self._hold(end)
