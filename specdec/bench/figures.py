@@ -8,6 +8,7 @@ Java performance evaluation", OOPSLA 2007, section 3.2).
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections import Counter
@@ -141,8 +142,13 @@ def more_often(ours: int, others: int, confidence: float = CONFIDENCE) -> bool:
 def repeats_until(spread: float, reach: float, least: int = 2, confidence: float = CONFIDENCE) -> int | None:
     """How many repeats, `least` or more, have a mean that is known to ± `reach`, where single ones have this standard deviation; None where
     it would be more than MOST_REPEATS."""
-    fits = (n for n in range(max(2, least), MOST_REPEATS + 1) if student_quantile(n - 1, confidence) * spread <= reach * math.sqrt(n))
-    return next(fits, None)
+
+    def fits(n: int) -> bool:  # once it is true it stays so
+        return student_quantile(n - 1, confidence) * spread <= reach * math.sqrt(n)
+
+    counts = range(max(2, least), MOST_REPEATS + 1)
+    place = bisect.bisect_left(counts, True, key=fits)
+    return counts[place] if place < len(counts) else None
 
 
 def student_quantile(freedom: int, confidence: float) -> float:

@@ -11,6 +11,8 @@ cells some intervals miss the truth by chance: `together` tells whether a verdic
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -77,7 +79,7 @@ def verdict(ways: Mapping[str, Mapping[str, Any]], baseline: str, open_loop: boo
         word, decided = COSTS, True
     reasons = [
         *_troubles(rated, ways[baseline], baseline),
-        _headline(way, words[way], (ratio, low, high), margin, open_loop, baseline),
+        _headline(way, words[way], rated[way], margin, open_loop, baseline),
         *_others(rated, words, way),
         *_why(rated[way], ways[baseline], baseline),
     ]
@@ -116,19 +118,29 @@ def _troubles(rated: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any], b
     return found
 
 
-def _headline(
-    way: str, word: tuple[str, bool], interval: tuple[float, float | None, float | None], margin: float, open_loop: bool, baseline: str
-) -> str:
-    ratio, low, high = interval
+def _headline(way: str, word: tuple[str, bool], figure: Mapping[str, Any], margin: float, open_loop: bool, baseline: str) -> str:
+    ratio, low, high = _interval(figure)
     what = "answers are done in 1/{:.2f} of the time" if open_loop else "{:.2f} times the tokens per second"
     between = "one repeat, so no interval" if low is None or high is None else f"95 %: {low:.2f} to {high:.2f}"
     told = f"{way}: {what.format(ratio)} of {without(baseline)} ({between})"
     if word == (NEUTRAL, True):
         return f"{told}: the same within {margin:.0%}"
     if word == (NEUTRAL, False):
-        why = "more answers failed, which may be chance" if low is not None and low > 1.0 + margin else "too uncertain to say"
-        return f"{told}: {why}; more --repeats would tell"
+        if low is not None and low > 1.0 + margin:
+            return f"{told}: more answers failed, which may be chance; more --repeats would tell"
+        return f"{told}: too uncertain to say; {_repeats_that_tell(figure.get('pairs', ()), margin)} would tell"
     return told
+
+
+def _repeats_that_tell(pairs: Sequence[float], margin: float) -> str:
+    """Until the interval lies on one side of 1 or within the margin, if the ratio stays what it is. Nothing of two repeats, whose spread is
+    chance."""
+    if len(pairs) < 3:
+        return "more --repeats"
+    logs = [math.log(pair) for pair in pairs]
+    off = abs(statistics.fmean(logs))
+    about = figures.repeats_until(statistics.stdev(logs), max(off, math.log1p(margin) - off), len(logs) + 1)
+    return f"about {about} --repeats" if about else f"not even {figures.MOST_REPEATS} --repeats"
 
 
 def _others(rated: Mapping[str, Mapping[str, Any]], words: Mapping[str, tuple[str, bool]], way: str) -> list[str]:

@@ -301,6 +301,28 @@ def test_slices_are_the_pairs_of_their_cells_together(found: dict[str, Any]) -> 
     assert len(rows) == 6 and {len(row) for row in rows} == {4}
 
 
+def test_an_open_question_says_about_how_many_repeats_answer_it() -> None:
+    """As many as, with this spread and this ratio, put the interval on one side of 1, or inside the margin."""
+
+    def told(*pairs: float) -> str:
+        wide = figure(float(scipy.stats.gmean(pairs))) | {
+            "pairs": pairs,
+            "ratio": {"mean": scipy.stats.gmean(pairs), "low": 0.7, "high": 1.5},
+        }
+        given = verdict.verdict({NONE: figure(1.0), FIXED: wide}, NONE)
+        assert given is not None and not given.decided
+        return given.reasons[0].partition("too uncertain to say; ")[2]
+
+    logs = np.log([1.3, 0.9, 1.25, 0.95])
+    enough = next(n for n in range(5, 1000) if scipy.stats.t.ppf(0.975, n - 1) * logs.std(ddof=1) / n**0.5 <= logs.mean())
+    assert told(1.3, 0.9, 1.25, 0.95) == f"about {enough} --repeats would tell" and 10 < enough < 30
+    near = np.log([1.1, 0.9, 1.02, 0.98])
+    reach = np.log(1.03) - abs(near.mean())
+    enough = next(n for n in range(5, 1000) if scipy.stats.t.ppf(0.975, n - 1) * near.std(ddof=1) / n**0.5 <= reach)
+    assert told(1.1, 0.9, 1.02, 0.98) == f"about {enough} --repeats would tell"
+    assert told(1.3, 0.9) == "more --repeats would tell" and told(8.0, 0.12, 9.0, 0.13) == "not even 1000 --repeats would tell"
+
+
 def test_where_cells_are_undecided_all_of_them_together_decide() -> None:
     """One cell by chance says that a fixed length pays, all of them that it costs: it is not what to set."""
 
