@@ -21,7 +21,7 @@ import grpc.aio
 
 from specdec import status
 from specdec.errors import InternalFault, InvalidRequest, Overloaded, SpecdecError
-from specdec.runtime.arriving import Arriving
+from specdec.runtime.arriving import REQUEST_S, YOUNG_S, Arriving
 from specdec.runtime.guard import Guard
 from specdec.runtime.hangup import HangUp, OpenCall, current_call
 from specdec.runtime.telemetry import Telemetry
@@ -58,7 +58,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._duration = telemetry.histogram("rpc.server.call.duration")
         self._guard = guard or Guard(telemetry)
         self._most, self.running = most_calls, 0
-        self._arriving, self._others = Arriving(), Arriving(MAX_OTHERS)
+        self._arriving, self._others = Arriving(), Arriving((MAX_OTHERS,), (REQUEST_S, YOUNG_S))
         self._streams = 0  # of others
         self.hang_up = HangUp()
 

@@ -45,14 +45,14 @@ async def test_a_request_that_comes_is_handed_on() -> None:
 
 
 async def test_a_request_has_so_long_to_come() -> None:
-    arriving = Arriving(seconds=0.02)
+    arriving = Arriving((1,), (0.02, 0.02))
     with pytest.raises(DeadlineExceeded, match=r"request: must come within 0\.02 s"):
         await arriving.request(Context())  # type: ignore[arg-type]
     assert not len(arriving)
 
 
 async def test_the_eldest_makes_way() -> None:
-    arriving = Arriving(most=2, young_s=0.0)
+    arriving = Arriving((2,), (30.0, 0.0))
     calls = [asyncio.create_task(arriving.request(Context())) for _ in range(5)]  # type: ignore[arg-type]
     await asyncio.wait(calls[:3])
     assert all(isinstance(call.exception(), Overloaded) for call in calls[:3]) and len(arriving) == 2
@@ -63,9 +63,36 @@ async def test_the_eldest_makes_way() -> None:
     assert not len(arriving)
 
 
+async def test_those_that_began_last_have_the_most_time() -> None:
+    """Of ten, two have 30 s, four more 10, and the rest none."""
+    arriving = Arriving((2, 4), (30.0, 10.0, 0.0))
+    calls = [asyncio.create_task(arriving.request(Context())) for _ in range(10)]  # type: ignore[arg-type]
+    await asyncio.wait(calls[:4])
+    assert [call.done() for call in calls] == [True] * 4 + [False] * 6
+    now = asyncio.get_running_loop().time()
+    assert [[round((limit.when() or 0.0) - now, -1) for limit in few] for few in arriving._waiting] == [[30.0] * 2, [10.0] * 4]
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert not len(arriving)
+
+
+async def test_one_whose_time_is_over_is_left_alone_by_who_comes_in_that_moment() -> None:
+    arriving = Arriving((1,), (0.02, 0.0))
+    first = asyncio.create_task(arriving.request(Context()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    (limit,) = arriving._waiting[0]
+    limit.reschedule(asyncio.get_running_loop().time())
+    while not limit.expired():
+        await asyncio.sleep(0)
+    assert len(arriving) == 1, "it has not noticed yet"
+    assert await arriving.request(Context("hello")) == "hello"  # type: ignore[arg-type]
+    assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], Overloaded)
+
+
 async def test_a_burst_is_no_attack() -> None:
     """Many begin before the first message is looked at."""
-    arriving, contexts = Arriving(most=2), [Context() for _ in range(50)]
+    arriving, contexts = Arriving((2, 2)), [Context() for _ in range(50)]
     calls = [asyncio.create_task(arriving.request(context)) for context in contexts]  # type: ignore[arg-type]
     await asyncio.sleep(0)
     for i, context in enumerate(contexts):
@@ -85,8 +112,8 @@ def silent(channel: grpc.aio.Channel, method: str) -> Any:
 async def test_silent_calls_do_not_take_the_places_of_others(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     made: list[Arriving] = []
 
-    def few(*_: int) -> Arriving:
-        made.append(Arriving(2, 30.0, 0.0))
+    def few(*_: object) -> Arriving:
+        made.append(Arriving((2,), (30.0, 0.0)))
         return made[-1]
 
     monkeypatch.setattr("specdec.runtime.interceptor.Arriving", few)
