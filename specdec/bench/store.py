@@ -23,6 +23,8 @@ from specdec.bench.experiment import Cell, Turn
 from specdec.bench.record import Run, from_json, to_json, turn_of
 from specdec.errors import InvalidRequest
 
+# What differs between two sweeps, where the flag has another name.
+FLAGS = {"ways": "--compare", "output_tokens": "--max-tokens", "primed": "--endpoint, --state or --cold-prompts"}
 PLAN, RUNS, LOCK = "plan.json", "runs.jsonl", ".lock"
 
 
@@ -64,7 +66,8 @@ class Store:
     def _same(self, held: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
         differs = [name for name, value in plan["sweep"].items() if held.get("sweep", {}).get(name) != value]
         if differs:
-            told = f"holds another sweep (other {', '.join(differs)}); name another folder, or repeat its flags to go on with it"
+            flags = dict.fromkeys(FLAGS.get(name, f"--{name.replace('_', '-')}") for name in differs)
+            told = f"holds another sweep (other {', '.join(flags)}); name another folder, or repeat its flags to go on with it"
             raise InvalidRequest(self._field, f"{self.folder} {told}")
         self.notes += [
             f"begun with another {what} ({', '.join(differs)}): times of both are put together"

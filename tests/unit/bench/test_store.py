@@ -81,7 +81,7 @@ def test_another_sweep_another_engine_and_broken_files_are_refused(tmp_path: Pat
     Store(tmp_path / "out", {"sweep": {"repeats": 4}})  # nobody answered: it measured nothing, and its folder is free
     store = Store(tmp_path / "out", PLAN)
     store.add(runs()[0])
-    with pytest.raises(InvalidRequest, match="--out: .* holds another sweep .other repeats."):
+    with pytest.raises(InvalidRequest, match="--out: .* holds another sweep .other --repeats."):
         Store(tmp_path / "out", {"sweep": {"repeats": 4}})
     with pytest.raises(InvalidRequest, match="measured on another model or engine"):
         store.add(dataclasses.replace(runs()[1], settings={"numerics_fingerprint": "g"}))

@@ -125,7 +125,9 @@ def test_a_folder_goes_on_where_it_ended_and_holds_the_page(
     assert (out / "report.csv").read_text().count("\n") == 9
     page = (out / "report.html").read_text()
     assert page.startswith("<!DOCTYPE html>") and found["summary"]["headline"] in page
-    assert main([*words, "--max-tokens", "5", "--out", str(out)]) == 2 and "another sweep" in capsys.readouterr().err
+    assert main([*words, "--max-tokens", "5", "--out", str(out)]) == 2 and "another sweep (other --max-tokens)" in capsys.readouterr().err
+    warm = [word for word in words if word != "--cold-prompts"]
+    assert main([*warm, "--out", str(out)]) == 2 and "(other --endpoint, --state or --cold-prompts)" in capsys.readouterr().err
     assert main([*words, "--repeats", "3", "--out", str(out)]) == 0 and "going on: 16 turns" in capsys.readouterr().err
     assert (out / "runs.jsonl").read_text().count("\n") == 25, "more repeats narrow the intervals of those that are there"
     headline = json.loads((out / "report.json").read_text())["summary"]["headline"]  # of more repeats: it may be another one
