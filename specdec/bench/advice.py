@@ -28,7 +28,8 @@ NEXT = (
 def of_report(report: Mapping[str, Any]) -> list[str]:
     summary = report["summary"]
     lines = [summary["headline"], *summary["sentences"]]
-    lines += [": ".join(tables.to_set(summary))] if summary["advised"] else []
+    if summary["advised"]:
+        lines += [": ".join(tables.to_set(summary)), f"  {tables.where_to_set(summary['advised'])}"]
     if report["differing"]:
         lines.append(f"{report['differing']} texts differ from those without speculation: a defect; do not use it before it is understood")
     if report.get("simulated"):

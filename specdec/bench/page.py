@@ -74,6 +74,7 @@ def _section(title: str, drawn: Sequence[plots.Drawn]) -> str:
 def _top(report: Report) -> str:
     summary = report["summary"]
     called, advised = tables.to_set(summary)
+    where = f"<br><small>{_text(tables.where_to_set(summary['advised']))}</small>" if summary["advised"] else ""
     sentences = "".join(f"<p>{_text(one)}</p>" for one in summary["sentences"])
     defects = []
     if report["differing"]:
@@ -91,7 +92,7 @@ def _top(report: Report) -> str:
     return (
         '<header><h1>Does speculation pay? <small>specdec bench</small></h1><button id="theme" type="button" hidden>Theme</button></header>'
         f'<div class="verdict {summary["word"]}"><strong>{_text(summary["headline"])}</strong>{sentences}'
-        f"<p><b>{called}:</b> {_text(advised)}</p></div>{told}"
+        f"<p><b>{called}:</b> {_text(advised)}{where}</p></div>{told}"
         f'<div class="facts">{"".join(_facts(report))}</div>'
     )
 

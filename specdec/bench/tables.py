@@ -112,6 +112,15 @@ def advice(advised: Mapping[str, Any]) -> str:
     )
 
 
+def where_to_set(advised: Mapping[str, Any]) -> str:
+    """In words, of what `advice` says."""
+    if advised.get("disable_spec_decode"):
+        return "for all requests: SPECDEC_DRAFTS empty at the orchestrators; for one: its field disable_spec_decode"
+    settings = ("enable_adaptive_verification", "num_speculative_tokens")
+    told = " ".join(f"SPECDEC_{name.upper()}={str(advised[name]).lower()}" for name in settings if name in advised)
+    return f"for all requests: {told} at the orchestrators; for one: its fields of these names"
+
+
 def to_set(summary: Mapping[str, Any]) -> tuple[str, str]:
     """(how it is called, what to set) of the whole sweep."""
     if not summary["advised"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from specdec.bench.report import Asked
 from specdec.bench.scrape import parse
 from specdec.bench.timings import Limits
 from specdec.bench.verdict import COSTS, NEUTRAL, PAYS
+from specdec.runtime import names
 from tests.unit.bench.made_up import AUTO, FIXED, GRID, NONE, made_up, runs
 
 pytestmark = pytest.mark.unit
@@ -353,6 +355,10 @@ def test_where_cells_are_undecided_all_of_them_together_decide() -> None:
 def test_advice_from_a_report_and_for_other_hardware(found: dict[str, Any]) -> None:
     lines = advice.of_report(found)
     assert lines[0].startswith("Speculation pays in") and any(line.startswith("Set: ") for line in lines)
+    assert any("SPECDEC_ENABLE_ADAPTIVE_VERIFICATION=true SPECDEC_NUM_SPECULATIVE_TOKENS=" in line for line in lines)
+    assert "SPECDEC_DRAFTS empty" in tables.where_to_set({"disable_spec_decode": True, "num_speculative_tokens": 0, "drafts": 0})
+    named = set(re.findall(r"SPECDEC_([A-Z_]+)", "\n".join(lines)))
+    assert named and named <= names.SETTINGS["orchestrator"], "a setting that there is"
     told = advice.setting_of(found)
     assert told is not None and told[0] == "1 stream, T = 0, code, fixed"
     now = advice.what_if(told[1])
