@@ -6,10 +6,15 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from specdec.bench import plots, style, tables
+from specdec.bench import plots, style, tables, verdict
 
 SIGNS = {"pays": "▲ pays", "neutral": "● neutral", "costs": "▼ costs"}
 NO_PLOTS = "no figures in report.html: matplotlib is not installed here (pip install 'specdec[tools]')"
+WORDS = (
+    "The best way of each case, how fast it is compared with {}, and the 95 % interval. none: no speculation; fixed: every block "
+    "of one length; auto: the service chooses the length, and whether there is a block. T: temperature. A question mark: the interval is too "
+    "wide to say."
+)
 Report = Mapping[str, Any]
 METHODS = (
     "<b>Turns.</b> The same questions with the same seeds go through one service in every way, in short turns next to each other; the "
@@ -36,7 +41,7 @@ def page(report: Report) -> tuple[str, list[str]]:
     cells = report["cells"]
     parts = [
         _top(report),
-        _matrix(cells),
+        _matrix(cells, report["settings"]["baseline"]),
         _slices(report["slices"]),
         _advice(report),
         *([_section("Speed", drawn[:2])] if drawn[:2] else []),
@@ -122,7 +127,7 @@ def _fact(number: str, text: str) -> str:
     return f'<div class="fact"><b>{_text(number)}</b><span>{_text(text)}</span></div>'
 
 
-def _matrix(cells: Sequence[Mapping[str, Any]]) -> str:
+def _matrix(cells: Sequence[Mapping[str, Any]], baseline: str) -> str:
     """Shapes down, loads across."""
     loads = list(dict.fromkeys(cell["load"] for cell in cells))
     shapes = list(dict.fromkeys(cell["shape"] for cell in cells))
@@ -131,7 +136,10 @@ def _matrix(cells: Sequence[Mapping[str, Any]]) -> str:
         return ""
     head = "".join(f"<th>{_text(load)}</th>" for load in loads)
     rows = "".join(f"<tr><th>{_text(shape)}</th>{''.join(_verdict_cell(by.get((shape, load))) for load in loads)}</tr>" for shape in shapes)
-    return f'<div class="scroll"><table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return (
+        f'<div class="scroll"><table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f"<p class='muted'>{_text(WORDS.format(verdict.without(baseline)))}</p>"
+    )
 
 
 def _verdict_cell(given: Mapping[str, Any] | None) -> str:

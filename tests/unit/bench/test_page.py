@@ -114,6 +114,9 @@ def test_the_verdict_comes_first_and_the_raw_figures_are_there(written: str, tol
     ]
     assert order == sorted(order)
     assert "▲ pays" in text and "▼ costs" in text and "● neutral" in text
+    assert "compared with no speculation" in text and "auto: the service chooses the length" in text, (
+        "its words are told beside the first table"
+    )
     assert "one <of> many" in text and "one <of> many" not in written, "what others wrote is escaped"
     for cell in told["cells"]:
         assert cell["name"] in text
