@@ -11,9 +11,9 @@ from specdec.bench import plots, style, tables, verdict
 SIGNS = {"pays": "▲ pays", "neutral": "● neutral", "costs": "▼ costs"}
 NO_PLOTS = "no figures in report.html: matplotlib is not installed here (pip install 'specdec[tools]')"
 WORDS = (
-    "The best way of each case, how fast it is compared with {}, and the 95 % interval. none: no speculation; fixed: every block "
-    "of one length; auto: the service chooses the length, and whether there is a block. T: temperature. A question mark: the interval is too "
-    "wide to say."
+    "The best way of each case, how fast it is compared with {}, and the 95 % interval. none: no speculation; fixed: every "
+    "block of one length; auto: the service chooses the length, and whether there is a block. T: temperature. A question mark: "
+    "the interval is too wide to say."
 )
 Report = Mapping[str, Any]
 METHODS = (
