@@ -139,7 +139,17 @@ class Sampler:
 
     def _columns_of(self, ids: Sequence[int] | set[int] | frozenset[int] | Any) -> Columns:
         """Ascending columns of those ids that the head has."""
-        wanted = np.array(sorted(i for i in ids if 0 <= i < self.vocab_size), dtype=np.uint64)
+        given = np.fromiter(ids, dtype=np.int64, count=len(ids))
+        given = given[(given >= 0) & (given < self.vocab_size)]
+        if len(given) > FEW:  # a client may name tens of thousands, and all sessions of the step wait meanwhile
+            named = np.zeros(self.vocab_size, dtype=bool)
+            named[given] = True
+            given = np.flatnonzero(named)
+        else:
+            given = np.unique(given) if len(given) > 1 else given
+        if self.width == self.vocab_size:
+            return given
+        wanted = given.astype(np.uint64)
         columns = np.searchsorted(self.ids, wanted)
         inside = columns < self.width
         columns, wanted = columns[inside], wanted[inside]

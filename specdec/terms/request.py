@@ -116,8 +116,8 @@ class SamplingParams:
         id_lists = {n: getattr(self, n) for n in ("stop_token_ids", "allowed_token_ids", "banned_token_ids")}
         id_lists["logit_bias"] = tuple(self.logit_bias)
         for name, ids in id_lists.items():
-            bad = next((i for i in ids if not 0 <= i < vocab_size), None)
-            if bad is not None:
+            if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+                bad = next(i for i in ids if not 0 <= i < vocab_size)
                 raise InvalidRequest(f"sampling.{name}", f"token id {bad} is not in the vocabulary (0 to {vocab_size - 1})")
         bad_bias = next((b for b in self.logit_bias.values() if not abs(b) <= 100.0), None)
         if bad_bias is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -285,3 +286,15 @@ def test_parameters_are_not_shared_between_samplers():
     row = np.random.default_rng(0).standard_normal(100).astype(np.float32)
     assert choose(a, row) == choose(sampler(seed=1), row)
     assert choose(b, row) == choose(Sampler(replace(a.params, temperature=0.5), 1, 100, [EOS], [5, 6, 7]), row)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 500, 3000])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_ids_of_a_list_in_any_order_and_number(count: int, reduced: bool) -> None:
+    """Each once, ascending, of those that the head has."""
+    vocab, draw = 4000, random.Random(count)
+    head = sorted(draw.sample(range(vocab), 1500)) if reduced else list(range(vocab))
+    ids = tuple(draw.choice((draw.randrange(vocab), vocab + 5, -1, 7)) for _ in range(count))
+    reads = Sampler(SamplingParams(), 0, vocab, (), (), columns=head if reduced else None)
+    columns = reads._columns_of(ids)
+    assert [head[c] for c in columns] == sorted(set(ids) & set(head)) and columns.dtype == np.int64
