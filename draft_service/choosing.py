@@ -85,8 +85,7 @@ class SessionChooser:
         return Silence.BROKEN if sampler.constraint is None else Silence.OVER
 
     def _guesses(self, sampler: Sampler, choice: DraftChoice, position: int) -> Guesses | None:
-        """Under a grammar there are none: every branch would walk the language on its own."""
-        if not self._guessing or sampler.constraint is not None:
+        if not self._guessing:
             return None
         return Guesses(sampler, choice.scores, position, self._command.draft_method, choice.token)
 
@@ -124,7 +123,8 @@ def chooser_factory(
     guessing: bool = False,
 ) -> Callable[[Open], Chooser]:
     """`columns` = the target ids of a reduced head's columns, None when the head covers the vocabulary. `grammars`: None = sessions with
-    a grammar get no proposals. `beside`: where they are compiled; None = at once."""
+    a grammar get no proposals. `beside`: where they are compiled; None = at once. `guessing`: not under a grammar, where every branch
+    would walk the language on its own."""
 
     def made(command: Open) -> Chooser:
         grammar = command.sampling.grammar

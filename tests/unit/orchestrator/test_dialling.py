@@ -106,7 +106,9 @@ async def test_what_is_sent_waits_for_the_socket_and_is_lost_with_it() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_an_answer_without_a_beat_says_nothing_of_the_load() -> None:
+async def test_an_answer_without_a_beat_says_nothing_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target is read as fast as it speaks."""
+    monkeypatch.setattr(peers, "Toll", lambda: None)
     heard: list[Any] = []
     ears = Ears(answer=lambda peer, told: heard.append((told.items, peer.beat)))
     peer = made(call := Call(), ears)
