@@ -63,7 +63,7 @@ class AdaptivePace(Seat):
         self._way = Way.PLAIN if not self.speculates else Way.WAITING if must_wait else Way.GOING  # of the round that is open
         self.wanted = most  # tokens the draft is asked for
         self._warm = self._awoken = False  # the draft has spoken since it was asked to go on; it had rested before
-        self._drafted, self._looked_up = False, 0  # this round had a block of the draft's; tokens of a looked-up block that stood
+        self._drafted, self._looked_up = 0.0, 0  # tokens that this round's block of the draft's had to gain; those of a lookup that stood
         self._mean_looked = Mean(math.inf)
         self._asked_ms: float | None = None  # commit at which the draft had nothing, while it is silent
         self._outlook: list[float] = []
@@ -128,7 +128,7 @@ class AdaptivePace(Seat):
 
     def learn(self, source: str, block: Block, result: Result) -> None:
         if source == "draft":
-            self._drafted = True
+            self._drafted = sum(self._draft.gains(block.confidences[: result.num_verified]))
             self._draft.learn(block.confidences, result.num_verified, result.num_accepted)
             self._outlook = []
         elif source == "ngram":
@@ -144,9 +144,9 @@ class AdaptivePace(Seat):
             if self.speculates:
                 machine.regime.looked.learn(self._looked_up, LOOKED_COMMON * len(machine.seats))
                 self._mean_looked.learn(self._looked_up, LOOKED_OWN)
-            if self.speculates and not self.waits:
-                machine.regime.learn_share(self.wanted, self._drafted, len(machine.seats))
-        self._drafted, self._looked_up = False, 0
+            if self.speculates:
+                machine.regime.learn_share(self._way, self.wanted, self._share(), len(machine.seats))
+        self._drafted, self._looked_up = 0.0, 0
         if self._asked_ms is not None:  # silent for the whole round: it takes at least as long
             machine.learn_answer(self.wanted, self._clock.now_ms - self._asked_ms)
         machine.decide(self._clock.now_ms)
@@ -156,6 +156,11 @@ class AdaptivePace(Seat):
         if asked and ready:
             machine.learn_answer(self.wanted, None)
         self._asked_ms = self._clock.now_ms if asked and not ready else None
+
+    def _share(self) -> float:
+        """What this round's block had to gain, of what as many tokens as were wanted usually have: 0 where there was none, less than 1
+        where it was short."""
+        return min(1.0, self._drafted / max(sum(self.outlook()[: self.wanted]), 1e-9))
 
     def _choose(self, open_: bool) -> None:
         """What the next round may do. `open_`: sessions of this target speculate now."""

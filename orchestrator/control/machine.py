@@ -24,7 +24,6 @@ from orchestrator.control.step_time import StepTime
 
 MAX_DEPTH = 64
 HYSTERESIS = 0.04
-SHORT_WAIT = 0.3  # of a plain round: a draft that takes longer is waited for only where one has to
 PROBE_SHARE = 0.01
 PROBE_ROUNDS = 10  # of every session
 HOPELESS, HOPELESS_ROUNDS = 0.8, 2  # a try that is worse than this share of the usual way ends after so many rounds of every session
@@ -60,10 +59,11 @@ class Seat(Protocol):
 
 
 class _Probe:
-    """`left` = rounds that are still to be timed. It goes on where it was when the load comes back."""
+    """`left` = rounds that are still to be timed; `took_ms` = busy time with sessions that go this way. It goes on where it was when the
+    load comes back, or such sessions do."""
 
-    def __init__(self, way: Way, began_ms: float, sessions: int) -> None:
-        self.way, self.began_ms, self.left = way, began_ms, PROBE_ROUNDS * sessions
+    def __init__(self, way: Way, sessions: int) -> None:
+        self.way, self.took_ms, self.left = way, 0.0, PROBE_ROUNDS * sessions
 
 
 class _Load:
@@ -176,7 +176,10 @@ class Machine:
         others = max(0, rows - own_rows)
         self._foreign += (0.3 if others < self._foreign else 0.02) * (others - self._foreign)
         gap = now_ms - self.heard_ms
-        self._busy_ms += gap if gap < IDLE_MS else took_ms
+        busy_ms = gap if gap < IDLE_MS else took_ms
+        self._busy_ms += busy_ms
+        if (probe := self._load.probe) is not None and self.choosing:
+            probe.took_ms += busy_ms
         self.heard_ms = now_ms
         self._blocks = None
 
@@ -231,7 +234,7 @@ class Machine:
             return
         rates, seen = self._rates(load), {way for way, turn in load.regime.turns.items() if turn.seen}
         if (probe := load.probe) is not None:
-            over = probe.left <= 0 or self._busy_ms - probe.began_ms > MOST_PROBE_MS
+            over = probe.left <= 0 or probe.took_ms > MOST_PROBE_MS
             enough = probe.left <= (PROBE_ROUNDS - HOPELESS_ROUNDS) * len(self.seats)
             hopeless = probe.way is not Way.PLAIN and rates.get(probe.way, 0.0) < HOPELESS * rates.get(load.way, 0.0)
             if over or (enough and hopeless):
@@ -251,20 +254,20 @@ class Machine:
                 (way for way in others if way is not load.last_tried), others[0]
             )
             load.regime.turns[way].doubt(HOPELESS_ROUNDS * len(self.seats))
-            load.probe, load.last_tried, self.switched_ms = _Probe(way, self._busy_ms, len(self.seats)), way, now_ms
+            load.probe, load.last_tried, self.switched_ms = _Probe(way, len(self.seats)), way, now_ms
 
     def _is_better(self, way: Way, than: Way, rates: Mapping[Way, float]) -> bool:
         return way is not than and rates[way] > rates.get(than, 0.0) * (1.0 if way is Way.PLAIN else 1 + HYSTERESIS)
 
     def _end_probe(self, load: _Load, probe: _Probe, rates: Mapping[Way, float], now_ms: float) -> None:
-        took, load.probe, self.switched_ms = self._busy_ms - probe.began_ms, None, now_ms
+        load.probe, self.switched_ms = None, now_ms
         mine, other = rates.get(load.way, 0.0), rates.get(probe.way, 0.0)
         if probe.way in rates and self._is_better(probe.way, load.way, rates):
             load.way = probe.way
             load.interval_ms = FIRST_INTERVAL_MS
         else:
             loss = max(0.02, 1 - other / max(mine, 1e-9))
-            due = min(GROWTH * load.interval_ms, took * loss / PROBE_SHARE)
+            due = min(GROWTH * load.interval_ms, probe.took_ms * loss / PROBE_SHARE)
             load.interval_ms = min(LAST_INTERVAL_MS, max(1.5 * load.interval_ms, due))
         load.due_ms = self._busy_ms + load.interval_ms
 
@@ -284,19 +287,18 @@ class Machine:
             own_ms = regime.turn_ms(way) - steps[0]
             return [own_ms + step_ms for step_ms in steps]
 
+        def shares(way: Way) -> list[float]:
+            return [regime.share(way, depth) for depth in range(deepest + 1)]
+
         self.patient = True
         if self._waiting:  # some have to
             patient, hasty = choose(tokens, slots, times(Way.WAITING), waits), prefix(tokens, slots, times(Way.WAITING), deepest, ready)
             self.patient = patient.rate >= hasty.rate
             found = {Way.WAITING: patient if self.patient else hasty}
         else:
-            shares = [regime.share(depth) for depth in range(deepest + 1)]
-            found = {Way.GOING: choose(tokens, slots, times(Way.GOING), [0.0] * len(waits), shares)}
-            short_ms = SHORT_WAIT * regime.turn_ms(Way.PLAIN)
-            quick = next((depth - 1 for depth in range(1, deepest + 1) if regime.answer_ms(depth) > short_ms), deepest)
-            if quick and regime.ready.seen >= FEW:
-                within = [slot for slot in slots if slot[1] <= quick]
-                found[Way.WAITING] = choose(tokens, within, times(Way.WAITING), waits[: quick + 1])
+            found = {Way.GOING: choose(tokens, slots, times(Way.GOING), [0.0] * len(waits), shares(Way.GOING))}
+            if regime.ready.seen >= FEW:
+                found[Way.WAITING] = choose(tokens, slots, times(Way.WAITING), waits, shares(Way.WAITING))
         way = self.way if self.way in found else max(found, key=lambda way: found[way].rate)
         usual = waits[found[way].depth] if way is Way.WAITING and self.patient else 0.0
         self._go_by(found[way], prefix(tokens, slots, [time + usual for time in times(way)], deepest))

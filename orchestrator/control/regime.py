@@ -67,7 +67,7 @@ class Regime:
         self.ready = Mean(math.inf)  # share of the commits at which the draft had something
         self.looked = Mean(math.inf)  # tokens that a round gains by lookups while sessions speculate
         self._answers: dict[int, Answer] = {}  # by tokens wanted
-        self._shares: dict[int, Mean] = {}  # of the commits that had a block, by tokens wanted
+        self._shares: dict[Way, dict[int, Mean]] = {way: {} for way in Way}  # of blocks, by tokens wanted
 
     def learn(self, way: Way, turn_ms: float, sessions: int) -> None:
         self.turns[way].learn(turn_ms, MEMORY_ROUNDS * sessions)
@@ -84,17 +84,20 @@ class Regime:
         if after_ms is not None:
             self._answers.setdefault(wanted, Answer()).learn(after_ms, memory)
 
-    def learn_share(self, wanted: int, block: bool, sessions: int) -> None:
-        """A session that nobody waits for committed, with a block or without."""
-        self._shares.setdefault(wanted, Mean(math.inf)).learn(float(block), MEMORY_ROUNDS * sessions)
+    def learn_share(self, way: Way, wanted: int, share: float, sessions: int) -> None:
+        """A session that speculates committed, with so much of the block that `wanted` tokens would have been."""
+        self._shares[way].setdefault(wanted, Mean(math.inf)).learn(share, MEMORY_ROUNDS * sessions)
 
-    def share(self, wanted: int) -> float:
-        """Of the commits that have a block when so many tokens are wanted and nobody waits for them: more of them take longer."""
-        tried = [k for k, mean in self._shares.items() if mean.seen >= FEW_ANSWERS]
+    def share(self, way: Way, wanted: int) -> float:
+        """How much of its block a round has on the average: what was ready is often the beginning of a chain only. Who goes on meanwhile
+        has none at all where the draft was late, the more tokens are wanted the more often."""
+        tried = [k for k, mean in self._shares[way].items() if mean.seen >= FEW_ANSWERS]
         if not tried:
-            return FIRST_SHARE
+            return FIRST_SHARE if way is Way.GOING else 1.0
         nearest = min(tried, key=lambda k: (abs(k - wanted), k))
-        share = self._shares[nearest].value * (nearest + ANSWER_BESIDE) / (wanted + ANSWER_BESIDE)
+        share = self._shares[way][nearest].value
+        if way is Way.GOING:
+            share *= (nearest + ANSWER_BESIDE) / (wanted + ANSWER_BESIDE)
         return max(LEAST_SHARE, min(1.0, share))
 
     def answer_ms(self, wanted: int) -> float:

@@ -25,13 +25,14 @@ def stairs(width: int, first_ms: float, each_ms: float) -> Callable[[int], float
 @dataclass
 class Machine:
     """`step_ms` by rows; `outside_ms` between steps; the draft takes `draft_ms` for each token and `answer_ms` beside, has something ready
-    in `ready` of the rounds, and slows the target's steps by the factor `contention` while it works."""
+    in `ready` of the rounds, no more than `begun` tokens then, and slows the target's steps by the factor `contention` while it works."""
 
     step_ms: Callable[[int], float] = stairs(1, 20.0, 0.6)
     outside_ms: float = 2.0
     draft_ms: float = 3.0
     answer_ms: float = 2.0
     ready: float = 0.2
+    begun: int = 100
     contention: float = 1.0
     noise: float = 0.05
 
@@ -119,7 +120,8 @@ class World:
                 return EMPTY, began + grace
         self.desk.now_ms = arrives
         pace.proposed()
-        confidences = tuple(self.random.uniform(*session.confidence) for _ in range(pace.wanted))
+        wanted = min(pace.wanted, m.begun) if session.ready else pace.wanted
+        confidences = tuple(self.random.uniform(*session.confidence) for _ in range(wanted))
         n = pace.length("draft", confidences)
         pace.opened()
         return Block((0,) * n, (None,) * n, confidences=confidences[:n]), arrives

@@ -280,8 +280,8 @@ def test_one_bad_try_does_not_put_the_next_one_off_for_minutes() -> None:
     machine, intervals = Machine(), []
     load = machine._load
     for _ in range(4):
-        load.probe = _Probe(Way.WAITING, machine._busy_ms, 1)
-        machine._busy_ms += 2000.0
+        load.probe = _Probe(Way.WAITING, 1)
+        load.probe.took_ms = 2000.0
         machine._end_probe(load, load.probe, {Way.PLAIN: 1.0, Way.WAITING: 0.1}, machine._busy_ms)
         intervals.append(load.interval_ms)
     assert intervals == [8000.0, 32_000.0, 120_000.0, 120_000.0]
