@@ -98,6 +98,8 @@ def test_orchestrators_take_turns_with_what_is_left() -> None:
     assert chosen(60, *queued) == {"a0": 30, "a1": 8, "b0": 20, "a2": 2}
     queued = [waiting("a0", 100), waiting("a1", 8), waiting("a2", 10), waiting("a3", 12), waiting("a4", 20)]
     assert chosen(60, *queued) == {"a0": 30, "a1": 8, "a2": 10, "a3": 12}, "of one orchestrator the shortest come first"
+    queued = [waiting("b0", 100), waiting("b1", 5), waiting("b2", 6), waiting("b3", 7), waiting("a1", 15), waiting("a2", 20)]
+    assert chosen(80, *queued) == {"b0": 40, "b1": 5, "a1": 15, "b2": 6, "b3": 7, "a2": 7}, "turns are of rows, not of sessions"
 
 
 def test_of_what_only_comes_back_nothing_is_scored() -> None:

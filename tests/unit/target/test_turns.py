@@ -69,3 +69,17 @@ def test_urgent_sessions_hold_up_a_patient_one_for_a_bounded_time() -> None:
 def test_twin_strict_priority_starves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "AGE_MS", 1e9)
     assert turns_until_served() == 200
+
+
+def test_levels_beyond_the_last_are_the_last() -> None:
+    """Else a patient session waits for ever for who names an ever lower number."""
+    bench = Bench()
+    stream = bench.hello()
+    urgent, patient = callers(bench, stream, "u", 1)[0], callers(bench, stream, "p", 1)[0]
+    urgent.priority, patient.priority = -(2**31), 2**31 - 1
+    patient.act()
+    bench.now += 2 * turns.MAX_LEVEL * turns.AGE_MS - 1
+    urgent.act()
+    assert [session.key[1] for session in bench.verifier.queued] == ["u0", "p0"]
+    bench.verifier._sessions["orch", "u0"].pending.arrived_ms += 2  # type: ignore[union-attr]
+    assert [session.key[1] for session in bench.verifier.queued] == ["p0", "u0"]
