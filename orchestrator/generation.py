@@ -20,7 +20,7 @@ from orchestrator.checks import check_result
 from orchestrator.drafting import DraftSide
 from orchestrator.events import Admitted, Command, Count, StartTimer, StopTimer, Timer, ToTarget
 from orchestrator.lookahead import EMPTY, Block
-from orchestrator.moving import Moving
+from orchestrator.moving import MAX_EXPIRED, Moving
 from orchestrator.pace import Pace
 from orchestrator.sources import Sources
 from orchestrator.states import State
@@ -264,7 +264,7 @@ class Generation:
         elif isinstance(outcome, terms.StaleEpoch):
             self._begin_again(outcome.current)
         elif isinstance(outcome, terms.Failed):
-            self._on_failed(outcome)
+            self._leave_target_unless(self.moving.failed(outcome, self.decided))
         else:  # it does not know the session, or the round, or closed what we never closed
             self._begin_again()
 
@@ -276,9 +276,9 @@ class Generation:
 
     def _on_expired(self) -> None:
         self.at.expired += 1
-        if (error := self.moving.expired(self.at.expired, self._step_deadline_ms)) is not None:
-            return self._fail(error)
-        self._ask_again()
+        if self.at.expired < MAX_EXPIRED:
+            return self._ask_again()
+        self._leave_target_unless(self.moving.overdue(self.decided))
 
     def _ask_again(self) -> None:
         """The open round once more; the next one, when the target went on by itself."""
@@ -287,8 +287,8 @@ class Generation:
         else:
             self._next_round()
 
-    def _on_failed(self, failed: terms.Failed) -> None:
-        if (error := self.moving.failed(failed, self.decided)) is not None:
+    def _leave_target_unless(self, error: SpecdecError | None) -> None:
+        if error is not None:
             return self._fail(error)
         self._leave_target()
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from orchestrator.events import Command, PlaceTarget, SeekRoom, StartTimer, StopTimer, Timer
 from orchestrator.patience import Patience
-from specdec.errors import DeadlineExceeded, InternalFault, InvalidRequest, SpecdecError, Unavailable, Unsupported, fault
+from specdec.errors import InternalFault, InvalidRequest, SpecdecError, Unavailable, Unsupported, fault
 from specdec.terms import Failed, NoRoom
 
 MAX_RETRY_MS = 10_000  # longest a target's word keeps a session from asking again
 MAX_IN_VAIN = 2  # epochs in a row that decided nothing; then another target should have a try
 MAX_LEAP = 1 << 16  # epochs that a target may know beyond the session's own
-MAX_EXPIRED = 3  # times one round may expire in the target's queue
+MAX_EXPIRED, MAX_OVERDUE = 3, 2  # times one round may expire in a target's queue, and targets in a row in whose queues it does
 COME_BACK_MS = 1000  # when a client may ask again: a restarted target needs longer, another orchestrator no time
 
 
@@ -30,6 +30,7 @@ class Moving:
         self._avoid = ""  # who held the session last
         self._full: list[str] = []  # who had no room since the last retry
         self._doubted = False  # a target said that it found a defect, and no other has said so
+        self._overdue = 0  # targets that did not get to the round
         self.reason = "target_lost"  # of the newest move
 
     # Each method returns the commands it causes, unless it says otherwise.
@@ -63,7 +64,7 @@ class Moving:
 
     def decided(self) -> None:
         """A result came."""
-        self._full, self._doubted = [], False
+        self._full, self._doubted, self._overdue = [], False, 0
         self._patience.decided()
 
     # What ends a session; None: it may go on.
@@ -93,11 +94,12 @@ class Moving:
         self._doubted = error.code == word.code == InternalFault.code
         return None if self._patience.refused() else gone(str(error), output_tokens)
 
-    def expired(self, times: int, deadline_ms: int) -> SpecdecError | None:
-        """The target did not get to the round, for so many times."""
-        if times < MAX_EXPIRED:
+    def overdue(self, output_tokens: int) -> SpecdecError | None:
+        """The target did not get to the round MAX_EXPIRED times: another one may, but where two have not it is time to say so."""
+        self._overdue += 1
+        if self._overdue < MAX_OVERDUE:
             return None
-        return DeadlineExceeded(f"the target did not get to the session in {MAX_EXPIRED * deadline_ms} ms")
+        return gone(f"{MAX_OVERDUE} targets did not get to the session in time", output_tokens)
 
     def nobody(self, output_tokens: int) -> SpecdecError:
         """The wait for a target is over."""

@@ -14,6 +14,8 @@ from specdec.errors import InvalidRequest, NotFound
 from specdec.seeds import answer_seed
 from specdec.terms import MAX_PROMPT_LOGPROBS, DraftMethod, ModelInfo, RejectionMethod, SamplingParams
 
+MAX_BLOCK = 1024  # proposals, whatever a target says that it takes
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -118,7 +120,7 @@ def admit(
     if sampling.min_tokens > max_tokens:
         raise InvalidRequest("sampling.min_tokens", f"the window leaves {max_tokens} tokens")
     _check_prompt_logprobs(sampling, len(prompt), info)
-    most = info.max_num_speculative_tokens
+    most = min(info.max_num_speculative_tokens, MAX_BLOCK)
     asked = request.num_speculative_tokens
     if asked is not None and asked > most:
         raise InvalidRequest("num_speculative_tokens", f"at most {most} here")

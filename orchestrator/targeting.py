@@ -66,9 +66,14 @@ class TargetSide:
             num_proposed=len(block.tokens),
             remaining_ms=remaining_ms,
             run_ahead=self.going.credit,
-            distributions=block.distributions if r.rejection_method is RejectionMethod.STANDARD else (),
+            distributions=self._distributions(),
             begin=None if self._begun else self.begin(),
         )
+
+    def _distributions(self) -> tuple[terms.DraftDistribution | None, ...]:
+        """None at all = one-hot, as all that lookups and grammars propose: their blocks may be longer than a list of distributions."""
+        told = self.block.distributions
+        return told if self._request.rejection_method is RejectionMethod.STANDARD and any(told) else ()
 
     def begin(self) -> terms.Begin:
         r = self._request

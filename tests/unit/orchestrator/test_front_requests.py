@@ -13,7 +13,7 @@ import pytest
 from orchestrator.events import Admitted
 from orchestrator.fronts import requests as door
 from orchestrator.fronts.requests import Defaults, parse
-from orchestrator.request import Chat, Ids, Request, Text, admit, is_complete, others
+from orchestrator.request import MAX_BLOCK, Chat, Ids, Request, Text, admit, is_complete, others
 from specdec.errors import InvalidRequest, NotFound, Unsupported
 from specdec.seeds import answer_seed
 from specdec.terms import MAX_GRAMMAR_BYTES, DraftMethod, Grammar, GrammarForm, RejectionMethod, SamplingParams
@@ -289,6 +289,13 @@ def test_admission_leaves_nothing_open() -> None:
     assert admitted(ask(num_speculative_tokens=0)).num_speculative_tokens == 0
     assert admitted(ask(), max_num_speculative_tokens=2).num_speculative_tokens == 2
     assert (done.max_block, admitted(ask(), max_num_speculative_tokens=2).max_block) == (8, 2)
+
+
+def test_F51_a_target_that_takes_any_block_is_not_taken_at_its_word() -> None:
+    """A session keeps a list as long as its blocks may be."""
+    assert admitted(ask(), max_num_speculative_tokens=2**32 - 1).max_block == MAX_BLOCK
+    with pytest.raises(InvalidRequest, match="at most 1024"):
+        admitted(ask(num_speculative_tokens=1025), max_num_speculative_tokens=2**32 - 1)
 
 
 def test_the_other_answers_differ_by_seed_alone() -> None:

@@ -119,6 +119,7 @@ LIES: dict[str, Callable[[terms.Answer], terms.Answer]] = {
     "an epoch far ahead": instead(terms.StaleEpoch(1 << 20)),
     "another round": instead(terms.StaleRound(2**32 - 1)),
     "nobody by that name": instead(terms.UnknownSession()),
+    "no time for it, at once": instead(terms.Expired()),
     "closed": instead(terms.Closed()),
     "nothing of it is there": instead(terms.PrefixNeeded(0)),
     "more of it is there": instead(terms.PrefixNeeded(2**32 - 1)),
