@@ -48,6 +48,7 @@ class Cluster:
         self._ask: Any = client.DiscoveryV1Api(self._client).list_namespaced_endpoint_slice
         self._lock = threading.Lock()
         self._response: Any = None
+        self._over = False  # hung up
         self._version = ""  # of the last list
         self._watch: Generator[Json, None, None] | None = None
 
@@ -80,8 +81,9 @@ class Cluster:
 
     def hang_up(self) -> None:
         """What blocks in a read ends soon. Returns at once; for good."""
+        self._over = True  # before the look at the response: whoever opens one looks here behind it
         response = self._response
-        with contextlib.suppress(Exception):  # it ends just now, or waits for the first byte: then it ends by its time-out
+        with contextlib.suppress(Exception):  # it ends just now, or waits for the first byte and ends with that
             response.shutdown()
         threading.Thread(target=self._close, name="hang up on the API server", daemon=True).start()
 
@@ -116,6 +118,8 @@ class Cluster:
                 **about,
             )
             with contextlib.closing(self._response):
+                if self._over:
+                    raise Refused("error", "hung up")
                 yield self._response
         except Refused:
             raise

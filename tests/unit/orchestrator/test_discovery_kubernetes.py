@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.discovery import Endpoint, Watch, sources
 from orchestrator.discovery.backoff import Backoff
+from orchestrator.discovery.cluster import Cluster, Refused
 from orchestrator.discovery.kubernetes import DEFAULT_PACE, JITTER, Kubernetes, Pace
 from orchestrator.discovery.names import Service
 from orchestrator.discovery.source import Trouble
@@ -365,6 +366,22 @@ async def test_the_end_waits_for_no_watch(server: ApiServer) -> None:
     assert time.monotonic() - began < 2
     await until(lambda: not any(thread.name.startswith(("watch target", "hang up")) for thread in threading.enumerate()))
     assert threading.active_count() <= before + 2, "the server's own"
+
+
+def test_who_hangs_up_while_the_answer_is_on_its_way_is_heard(server: ApiServer) -> None:
+    """A watch would else keep its thread and connection until its time-out."""
+    cluster = Cluster(Service("", "target", "grpc"), 5.0)
+    cluster.listing(5.0)
+    ask = cluster._ask
+
+    def hung_up_meanwhile(*asked: Any, **about: Any) -> Any:
+        response = ask(*asked, **about)
+        cluster.hang_up()
+        return response
+
+    cluster._ask = hung_up_meanwhile
+    with pytest.raises(Refused, match="hung up"):
+        cluster.event(3.0, 3.0)
 
 
 def test_the_client_is_imported_only_for_a_service() -> None:
