@@ -31,7 +31,7 @@ MOST_PROBE_MS = 2000.0
 FIRST_INTERVAL_MS, LAST_INTERVAL_MS = 2000.0, 120_000.0
 GROWTH = 4.0  # of the interval, from one try to the next: a single bad one may have met a system that was just starting
 MIN_READY, FIRST_READY, FEW = 0.05, 0.5, 8  # share of commits that find proposals: at least, and before so many were seen
-CHOOSE_EVERY_MS = 10.0
+CHOOSE_EVERY_MS, CROWD = 10.0, 16  # and twice, three times as long with so many sessions, or twice as many: a look is at all their slots
 CURIOUS_EVERY_MS, MOST_TRIES = 200.0, 4
 IDLE_MS = 500.0  # longer silence is no time spent
 
@@ -223,7 +223,7 @@ class Machine:
         """Looks again at all ways, if something was learned and the last look is not of this very moment."""
         if not self.choosing:
             return
-        every = CHOOSE_EVERY_MS if self.speculates else 5 * CHOOSE_EVERY_MS
+        every = (CHOOSE_EVERY_MS if self.speculates else 5 * CHOOSE_EVERY_MS) * (1 + len(self.seats) / CROWD)
         if self._stale and (now_ms - self._chosen_ms >= every or len(self.seats) == 1):
             self._stale, self._chosen_ms = False, now_ms
             self._decide(now_ms)
