@@ -12,7 +12,7 @@ import pytest
 
 from specdec.cli.main import main
 from tests.unit.bench.made_up import made_up
-from tests.unit.bench.test_verdict import METRICS
+from tests.unit.bench.test_service_advice import METRICS
 
 pytestmark = pytest.mark.unit
 

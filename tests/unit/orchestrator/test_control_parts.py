@@ -285,3 +285,18 @@ def test_one_bad_try_does_not_put_the_next_one_off_for_minutes() -> None:
         machine._end_probe(load, load.probe, {Way.PLAIN: 1.0, Way.WAITING: 0.1}, machine._busy_ms)
         intervals.append(load.interval_ms)
     assert intervals == [8000.0, 32_000.0, 120_000.0, 120_000.0]
+
+
+def test_the_more_sessions_the_less_often_all_their_slots_are_looked_at() -> None:
+    machine, looks = Machine(), list[float]()
+    machine._adaptive = 1
+    machine._decide = looks.append  # type: ignore[method-assign]
+    for sessions, apart_ms in ((2, 57.0), (128, 450.0)):  # nobody speculates: 50 ms, and as much for every 16 sessions
+        machine.seats = {object() for _ in range(sessions)}  # type: ignore[misc]
+        looks.clear()
+        for at_ms in range(10_000, 14_000):
+            machine._stale = True
+            machine.decide(float(at_ms))
+        gaps = [b - a for a, b in zip(looks, looks[1:], strict=False)]
+        assert gaps and max(gaps) - min(gaps) <= 1 and gaps[0] == apart_ms
+        machine._chosen_ms = -1e9
