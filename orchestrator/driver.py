@@ -38,6 +38,7 @@ from specdec import terms
 from specdec.errors import AlreadyExists, InternalFault, SpecdecError, Unavailable
 
 DRAIN_POLL_S = 0.05
+ASKED = frozenset({"hit", "late", "miss"})  # outcomes of rounds that wanted their draft's block
 GOING_AWAY = "the orchestrator is shutting down"
 log = logging.getLogger(__name__)
 
@@ -251,8 +252,8 @@ class Driver:
                 case ev.Observe():
                     self.observer.later_round(command, live.trace)
                     self._handover.round(session_id, live, command.outcome)
-                    if command.outcome == "miss" and live.generation.drafting.owes:
-                        self._drafts.late(live.draft)
+                    if command.outcome in ASKED and live.generation.drafting.owes:
+                        self._drafts.round(live.draft, command.outcome == "miss")
                 case ev.Count(what, amount):
                     self.observer.count(what, amount)
                     if what == "grace_expired" and live.generation.drafting.owes:

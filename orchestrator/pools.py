@@ -22,6 +22,7 @@ from orchestrator.breaker import Trouble
 from orchestrator.discovery import Endpoint, Lookups, Watch, pool_names, sources
 from orchestrator.discovery.names import DEFAULT_POOL
 from orchestrator.ejection import Ejection
+from orchestrator.lateness import Lateness
 from orchestrator.peers import DRAFT, TARGET, Dialect, Heard, Listener, Peer
 from orchestrator.places import Places
 from orchestrator.settings import OrchestratorSettings
@@ -75,6 +76,7 @@ class Pool:
         self.pool_names: tuple[str, ...] = ()  # those that entries name, sorted, whether or not there is a replica
         self.places = Places(self.eligible, self._vacated, ejection.took)
         self._dialect, self._orchestrator_id, self._listener = dialect, orchestrator_id, listener
+        self._lateness = Lateness()
         self._uids: dict[str, str] = {}
         self._leaving: set[str] = set()
         self.draining: set[str] = set()  # connected ones that said so
@@ -119,10 +121,11 @@ class Pool:
             log.info("peer drains", extra={"pool": self.name, "peer": name})
         return name in self.draining
 
-    def late(self, name: str) -> None:
-        """A round went without the block of this draft. Without another one that is no reason to shut it out: nobody waited, how much is
-        asked of it follows from what comes in time, and a slow machine's first rounds are all late."""
-        if any(peer.name != name for peer in self.eligible()):
+    def round(self, name: str, late: bool) -> None:
+        """A round wanted the block of this draft; `late`: it went without. Where no other is far better that is no reason to shut it out:
+        nobody waited, how much is asked of it follows from what comes in time, and a slow machine's first rounds are all late."""
+        self._lateness.round(name, late)
+        if late and self._lateness.stands_out(name, (peer.name for peer in self.eligible() if peer.name != name)):
             self.ejection.bad(name, Trouble.LATE)
 
     def fell(self, name: str) -> None:
@@ -200,6 +203,7 @@ class Pool:
     def _end(self, name: str) -> None:
         peer, task = self.peers.pop(name), self._tasks.pop(name, None)
         self.ejection.forget(name)
+        self._lateness.forget(name)
         self.places.gone(name)
         self.draining.discard(name)
         self._leaving.discard(name)

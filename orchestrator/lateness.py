@@ -1,0 +1,47 @@
+"""Whether a draft is far later than others. Pure.
+
+A round whose draft has nothing yet goes on without a block. That says little of the draft: a short step, a crowd at one target, a busy
+orchestrator or long blocks make all drafts late alike, and then no other would serve the session better. So a draft is measured by the
+others of its pool, as Envoy's success-rate outlier detection measures a host by its cluster. What one is worth that nobody has used shows
+when a hungry session (hunger.py) tries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MEMORY_ROUNDS = 256.0  # of all its sessions, that a share remembers
+FEW_ROUNDS = 32.0  # less says nothing
+FAR, CONSIDERABLE = 0.5, 0.25  # a far better one is in time more than twice as often, and for so much more of its rounds
+
+
+class Lateness:
+    """Of the drafts of one pool, by name."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[float]] = {}  # rounds seen, at most MEMORY_ROUNDS; share of them that it was in time for
+
+    def round(self, name: str, late: bool) -> None:
+        """A round that wanted this draft's block began."""
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = [0.0, 0.0]
+        seen = known[0] = min(known[0] + 1.0, MEMORY_ROUNDS)
+        known[1] += ((not late) - known[1]) / seen
+
+    def in_time(self, name: str) -> float | None:
+        """The share of its rounds; None where few are known."""
+        seen, share = self._known.get(name, (0.0, 0.0))
+        return share if seen >= FEW_ROUNDS else None
+
+    def stands_out(self, name: str, others: Iterable[str]) -> bool:
+        """Whether a session is sure to do far better at one of `others`."""
+        mine = self.in_time(name)
+        if mine is None:
+            return False
+        best = max((self.in_time(other) or 0.0 for other in others), default=0.0)
+        return mine < min(FAR * best, best - CONSIDERABLE)
+
+    def forget(self, name: str) -> None:
+        """It is gone, or another process has its name."""
+        self._known.pop(name, None)
