@@ -350,13 +350,13 @@ class IncrementalDecoder:
 
 def visible(pieces: Iterable[str]) -> str:
     """What the client sees of the pieces."""
-    return "".join(piece for piece in pieces if not isinstance(piece, Hidden))
+    return "".join([piece for piece in pieces if not isinstance(piece, Hidden)])
 
 
 def _through(steps: Sequence[Step], pieces: Sequence[str]) -> str:
     for step in steps:
-        pieces = [out for piece in pieces for out in step.push(piece)]
-    return "".join(pieces)
+        pieces = step.push(pieces[0]) if len(pieces) == 1 else [out for piece in pieces for out in step.push(piece)]
+    return pieces[0] if len(pieces) == 1 else "".join(pieces)
 
 
 def _flush(steps: Sequence[Step]) -> str:

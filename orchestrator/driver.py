@@ -21,7 +21,7 @@ from orchestrator.breaker import Trouble
 from orchestrator.control import Desk
 from orchestrator.door import Door
 from orchestrator.generation import Generation
-from orchestrator.handle import Handle, Undelivered
+from orchestrator.handle import Handle, Undelivered, Wake
 from orchestrator.handover import Handover
 from orchestrator.hearing import Hearing
 from orchestrator.live import Live
@@ -103,7 +103,7 @@ class Driver:
             raise AlreadyExists(f"request_id: a live request is named {request_id!r} already; choose another or leave it unset")
         runs = self._door.ask(answers, deadline_ms, len(self._targets.connected))
         self._speculation.look()
-        wake = asyncio.Event()
+        wake = Wake()
         for answer in answers:
             pace, trace = self._desk.pace(answer, len(self._live) + 1), self.observer.session(answer)
             generation = self._generation(trace.passed_on(answer), pace)
@@ -199,7 +199,7 @@ class Driver:
 
     def _count_placement(self, live: Live) -> None:
         generation = live.generation
-        if live.target == generation.target and live.draft == generation.drafting.name:
+        if live.target == generation.at.name and live.draft == generation.drafting.name:
             return
         before = live.draft, live.target
         if live.target != generation.target:

@@ -19,13 +19,39 @@ class Feed(Protocol):
     def feed(self, session_id: str, event: ev.Event | None) -> None: ...
 
 
+class Wake:
+    """An asyncio.Event for one task, which knows its loop: asking for the running one is a system call. Needs the running loop."""
+
+    __slots__ = ("_loop", "_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def taken(self) -> None:
+        """Waits until it is set, and clears it."""
+        while not self._set:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._set = False
+
+
 class Undelivered:
     """Of one answer. At most MAX_UNDELIVERED tokens and one round wait: beyond, the generation is told that its reader is behind, and
     once the reader has taken them, that it caught up; always in pairs. A reader that takes nothing for `max_unread_ms` while it is behind
     loses the answer: it keeps nobody's place, and finds what was decided and then the error should it come back. `wake` is set whenever
     there is something to take."""
 
-    def __init__(self, driver: Feed, session_id: str, tally: Tally, wake: asyncio.Event, max_unread_ms: float = 60_000.0) -> None:
+    def __init__(self, driver: Feed, session_id: str, tally: Tally, wake: Wake, max_unread_ms: float = 60_000.0) -> None:
         self.session_id, self.tally = session_id, tally
         self._max_unread_ms = max_unread_ms
         self._patience: asyncio.TimerHandle | None = None  # runs while the reader is behind
@@ -102,7 +128,7 @@ class Handle:
     """Iterate over it, or cancel it: events of all answers, each with its answer's index, those of one answer in order. What waits
     together comes out as one."""
 
-    def __init__(self, answers: Sequence[Undelivered], wake: asyncio.Event) -> None:
+    def __init__(self, answers: Sequence[Undelivered], wake: Wake) -> None:
         self._answers, self._wake = answers, wake
 
     def cancel(self) -> None:
@@ -122,9 +148,8 @@ class Handle:
     async def __aiter__(self) -> AsyncIterator[tuple[int, TokensDecided | Ended]]:
         """Ends after the last answer's `Ended`; raises SpecdecError when one cannot go on, after everything that was decided."""
         failure: SpecdecError | None = None
-        while failure is None and not all(answer.over for answer in self._answers):
-            await self._wake.wait()
-            self._wake.clear()
+        while failure is None and not all([answer.over for answer in self._answers]):
+            await self._wake.taken()
             for index, answer in enumerate(self._answers):
                 event = None if answer.over else answer.take()
                 if isinstance(event, SpecdecError):

@@ -38,7 +38,9 @@ class Handover:
         if live.hunger.round(outcome) and owes and places.lighter(live.draft):
             self._leave_draft(session_id, HUNGRY)
         targets = self._pools.targets
-        if _to_come(live.generation) >= WORTH_TOKENS and targets.places.slow(live.target, live.about()):
+        if not targets.places.asks(live.target) or _to_come(live.generation) < WORTH_TOKENS:
+            return
+        if targets.places.slow(live.target, live.about()):
             self._moved(targets.name, SLOW)
             self._feed(session_id, ev.TargetLost(SLOW, alive=True))
 

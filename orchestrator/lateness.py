@@ -8,11 +8,9 @@ when a hungry session (hunger.py) tries it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 MEMORY_ROUNDS = 256.0  # of all its sessions, that a share remembers
 FEW_ROUNDS = 32.0  # less says nothing
-FAR, CONSIDERABLE = 0.5, 0.25  # a far better one is in time more than twice as often, and for so much more of its rounds
+FAR, CONSIDERABLE = 2.0, 0.25  # a far better one is in time more than so many times as often, and for so much more of its rounds
 
 
 class Lateness:
@@ -29,18 +27,13 @@ class Lateness:
         seen = known[0] = min(known[0] + 1.0, MEMORY_ROUNDS)
         known[1] += ((not late) - known[1]) / seen
 
-    def in_time(self, name: str) -> float | None:
-        """The share of its rounds; None where few are known."""
-        seen, share = self._known.get(name, (0.0, 0.0))
-        return share if seen >= FEW_ROUNDS else None
-
-    def stands_out(self, name: str, others: Iterable[str]) -> bool:
-        """Whether a session is sure to do far better at one of `others`."""
-        mine = self.in_time(name)
-        if mine is None:
-            return False
-        best = max((self.in_time(other) or 0.0 for other in others), default=0.0)
-        return mine < min(FAR * best, best - CONSIDERABLE)
+    def far_better(self, name: str) -> list[str]:
+        """The others where a session is sure to do far better."""
+        seen, mine = self._known[name]
+        if seen < FEW_ROUNDS:
+            return []
+        enough = max(FAR * mine, mine + CONSIDERABLE)
+        return [other for other, (seen, share) in self._known.items() if share > enough and seen >= FEW_ROUNDS]
 
     def forget(self, name: str) -> None:
         """It is gone, or another process has its name."""

@@ -131,12 +131,16 @@ class Places:
         most = LIGHTER * self._report(name).load(self.sessions[name] - 1)
         return any(peer.name != name and self._report(peer.name).load(self.sessions[peer.name]) <= most for peer in self._eligible())
 
+    def asks(self, name: str) -> bool:
+        """Whether one of its sessions may ask now whether it is slow: one does for each report."""
+        return name not in self._asked and self._report(name).served >= SLOW_REPORTS
+
     def slow(self, name: str, what: About) -> bool:
         """Whether a session is better off elsewhere, at equal numerics: steps are far slower than those of another, which has far less to
-        do. One of its sessions is told so for each report."""
-        report = self._report(name)
-        if name in self._asked or report.served < SLOW_REPORTS:
+        do."""
+        if not self.asks(name):
             return False
+        report = self._report(name)
         self._asked.add(name)
         enough, most = report.step_ms / SLOW, LIGHTER * report.load(self.sessions[name] - 1)
         if min(other.step_ms for other in self._reports.values()) > enough:

@@ -125,7 +125,7 @@ class Pool:
         """A round wanted the block of this draft; `late`: it went without. Where no other is far better that is no reason to shut it out:
         nobody waited, how much is asked of it follows from what comes in time, and a slow machine's first rounds are all late."""
         self._lateness.round(name, late)
-        if late and self._lateness.stands_out(name, (peer.name for peer in self.eligible() if peer.name != name)):
+        if late and (better := self._lateness.far_better(name)) and any(peer.name in better for peer in self.eligible()):
             self.ejection.bad(name, Trouble.LATE)
 
     def fell(self, name: str) -> None:

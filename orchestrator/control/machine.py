@@ -98,7 +98,7 @@ class Machine:
         self._wait_ms = self._waited_ms = 0.0  # longest wait for a draft among those of the newest step, and of the next one
         self.patient = True  # a round without a proposal waits for one
         self._loads: dict[int, _Load] = {}
-        self._bin = 0
+        self._load = self._load_of(0)  # the present one
         self._stale = self._pure = True
         self._blocks: float | None = None  # ms that the chosen rows cost the newest step, once asked
 
@@ -118,17 +118,17 @@ class Machine:
         self._adaptive += count * seat.adaptive
         self._waiting += count * (seat.adaptive and seat.must_wait)
         before = self.way
-        self._bin = max(0, len(self.seats) - 1).bit_length()
+        self._load = self._load_of(max(0, len(self.seats) - 1).bit_length())
         if self.way is not before:
             self.switched_ms = now_ms
 
-    @property
-    def _load(self) -> _Load:
-        if self._bin not in self._loads:
-            lower = self._loads.get(self._bin - 1)  # where it does not pay, more sessions hardly make it pay
+    def _load_of(self, bin_: int) -> _Load:
+        """Of so many sessions, as a power of two."""
+        if bin_ not in self._loads:
+            lower = self._loads.get(bin_ - 1)  # where it does not pay, more sessions hardly make it pay
             later = lower is not None and lower.way is Way.PLAIN and any(lower.regime.turns[way].seen for way in (Way.GOING, Way.WAITING))
-            self._loads[self._bin] = _Load(self._busy_ms + FIRST_INTERVAL_MS * later)
-        return self._loads[self._bin]
+            self._loads[bin_] = _Load(self._busy_ms + FIRST_INTERVAL_MS * later)
+        return self._loads[bin_]
 
     @property
     def regime(self) -> Regime:

@@ -23,6 +23,7 @@ ANSWER_BESIDE = 1.0  # what an answer of the draft takes beside its tokens, in t
 class Way(enum.Enum):
     """How the sessions of a target go on where their draft has nothing yet."""
 
+    __hash__ = object.__hash__  # a key in every round; that of enum.Enum is Python
     PLAIN = "plain"  # nobody speculates
     GOING = "going"  # with plain rows, until it has
     WAITING = "waiting"  # once it has

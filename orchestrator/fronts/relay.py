@@ -19,7 +19,7 @@ from orchestrator.fronts.backend import Running
 from orchestrator.fronts.meters import RequestMeter
 from orchestrator.output import Ended, GenerationEvent, GenerationStats
 from specdec.errors import InternalFault, SpecdecError
-from specdec.runtime.hangup import patience
+from specdec.runtime.hangup import waits
 from specdec.terms import ModelInfo
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -43,8 +43,11 @@ class Relay:
 
     async def _write(self, message: Any) -> None:
         """Whoever takes nothing for so long is hung up on, if that can be done."""
-        with patience(self._unread_s):
+        over = waits(self._unread_s)
+        try:
             await self._context.write(message)
+        finally:
+            over()
 
     async def begin(self, request_id: str) -> None:
         for index, answer in enumerate(self._answers):

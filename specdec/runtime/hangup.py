@@ -112,16 +112,25 @@ class OpenCall:
 current_call: contextvars.ContextVar[OpenCall | None] = contextvars.ContextVar("current_call", default=None)
 
 
+def waits(seconds: float) -> Callable[[], None]:
+    """From here on something waits for the reader of the call that is handled here, until what is returned is called; nothing does outside
+    a call."""
+    call = current_call.get()
+    return _nothing if call is None else call.wait(seconds)
+
+
+def _nothing() -> None:
+    pass
+
+
 @contextlib.contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Around what may wait for the reader of the call that is handled here. Nothing happens outside one."""
-    call = current_call.get()
-    over = None if call is None else call.wait(seconds)
+    """The same around a block."""
+    over = waits(seconds)
     try:
         yield
     finally:
-        if over is not None:
-            over()
+        over()
 
 
 class HangUp:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from specdec import terms
@@ -157,28 +156,23 @@ _LISTS = ("allowed_token_ids", "banned_token_ids", "stop_token_ids")
 
 def sampling_to_wire(params: terms.SamplingParams) -> common_pb2.SamplingParams:
     """Raises InvalidRequest for what the wire cannot carry, e.g. a negative max_tokens."""
-    message = common_pb2.SamplingParams()
-    for name, value in ((name, getattr(params, name)) for name in _SCALARS):
-        with _writing(name):
-            if value is not None:
-                setattr(message, name, value)
-    for name in _LISTS:
-        with _writing(name):
-            getattr(message, name).extend(getattr(params, name))
-    with _writing("logit_bias"):
-        message.logit_bias.update(params.logit_bias)
-    if params.grammar is not None:
-        with _writing("grammar"):
-            message.grammar.CopyFrom(grammar_to_wire(params.grammar))
-    return message
-
-
-@contextlib.contextmanager
-def _writing(name: str) -> Iterator[None]:
+    message, name = common_pb2.SamplingParams(), ""
     try:
-        yield
+        for name in _SCALARS:
+            if (value := getattr(params, name)) is not None:
+                setattr(message, name, value)
+        for name in _LISTS:
+            if values := getattr(params, name):
+                getattr(message, name).extend(values)
+        name = "logit_bias"
+        if params.logit_bias:
+            message.logit_bias.update(params.logit_bias)
+        name = "grammar"
+        if params.grammar is not None:
+            message.grammar.CopyFrom(grammar_to_wire(params.grammar))
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"sampling.{name}", str(error)) from error
+    return message
 
 
 def sampling_from_wire(message: common_pb2.SamplingParams, field: str = "sampling") -> terms.SamplingParams:

@@ -14,7 +14,7 @@ from orchestrator import events as ev
 from orchestrator.admission import Admission
 from orchestrator.driver import Driver
 from orchestrator.generation import Generation
-from orchestrator.handle import MAX_UNDELIVERED, Handle, Undelivered
+from orchestrator.handle import MAX_UNDELIVERED, Handle, Undelivered, Wake
 from orchestrator.observe import Observer
 from orchestrator.states import State
 from orchestrator.tally import Tally
@@ -203,7 +203,7 @@ async def test_F80_twin_nobody_listens_to_a_reader_that_is_behind(monkeypatch: p
 
 
 async def test_what_was_decided_comes_before_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, wake = Pools(monkeypatch).driver, asyncio.Event()
+    driver, wake = Pools(monkeypatch).driver, Wake()
     one, other = (Undelivered(driver, name, Tally(3), wake) for name in "ab")
     events = aiter(Handle([one, other], wake))
     one.deliver(plain(1))
