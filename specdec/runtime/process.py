@@ -14,7 +14,7 @@ from collections.abc import Callable
 from specdec.runtime.settings import CommonSettings, SettingsError
 
 _PR_SET_PDEATHSIG = 1
-COLLECT_EVERY = (20_000, 20, 50)  # new objects; young collections until a middle one; middle ones until a full one
+COLLECT_EVERY = (100_000, 20, 50)  # new objects; young collections until a middle one; middle ones until a full one
 
 
 def prepare(settings: CommonSettings) -> None:
