@@ -199,6 +199,10 @@ class Admission:
             self._asking.pop(session_id, None)
             self._asking[session_id] = _Asking(now_ms, self._running[session_id][1], True)
 
+    def asks(self, session_id: str) -> bool:
+        """It runs, and no target has said yet whether there is room for it."""
+        return session_id in self._asking
+
     def has_room(self, session_id: str, now_ms: float = 0.0) -> list[str]:
         """It has. Returns the sessions that may run now."""
         if self._asking.pop(session_id, None) is None:

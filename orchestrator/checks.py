@@ -32,7 +32,8 @@ def check_result(result: terms.Result, request: Admitted, committed: int, block:
     if tokens and max(tokens) >= request.vocab_size:
         raise ProtocolFault(f"the target decided token id {max(tokens)}, of a vocabulary of {request.vocab_size}")
     _check_end(result, request, committed + len(tokens) - request.prompt_length)
-    _check_logprobs(result, request, prompt_entries)
+    if request.sampling.logprobs is not None or prompt_entries or result.logprobs or result.prompt_logprobs:
+        _check_logprobs(result, request, prompt_entries)
 
 
 def _check_end(result: terms.Result, request: Admitted, decided: int) -> None:
@@ -94,12 +95,18 @@ def without_foreign_ids(answer: terms.Answer, vocab_size: int) -> terms.Answer:
     return answer
 
 
-def is_sound(proposal: terms.Proposal, vocab_size: int) -> bool:
-    """Whether it may be sent to a target, which checks it too and would fail the session for it."""
+def _are_sound(distributions: Sequence[terms.DraftDistribution | None], vocab_size: int) -> bool:
     try:
-        for q in proposal.distributions:
+        for q in distributions:
             if q is not None:
                 q.check(vocab_size)
     except InvalidRequest:
+        return False
+    return True
+
+
+def is_sound(proposal: terms.Proposal, vocab_size: int) -> bool:
+    """Whether it may be sent to a target, which checks it too and would fail the session for it."""
+    if proposal.distributions and not _are_sound(proposal.distributions, vocab_size):
         return False
     return bool(proposal.tokens) and max(proposal.tokens) < vocab_size

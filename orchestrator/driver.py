@@ -164,11 +164,13 @@ class Driver:
     def feed(self, session_id: str, event: ev.Event | None) -> None:
         """Applies an event (None: the admission) and all that follows from it, one event after the other: an event that a command
         causes waits until the command's siblings are carried out. Unknown sessions are over: nothing happens."""
-        self._events.append((session_id, event))
         if self._working:
+            self._events.append((session_id, event))
             return
         self._working, self._desk.now_ms = True, time.perf_counter() * 1000
         try:
+            if (live := self._live.get(session_id)) is not None:
+                self._apply(session_id, live, event)
             while self._events or self._draft_wanted:
                 if not self._events:  # drafts come behind targets: a session goes where others of its target are
                     self._draft_wanted = False
@@ -185,7 +187,8 @@ class Driver:
         """A defect costs its session, not the others, nor the connection or timer that brought the event."""
         try:
             commands = live.generation.begin() if event is None else live.generation.handle(event)
-            self._count_placement(live)
+            if live.target != live.generation.at.name or live.draft != live.generation.drafting.name:
+                self._count_placement(live)
             self._carry_out(session_id, live, commands)
             if event is None and (elder := live.generation.request.fork_session_id) and elder not in self._live:
                 self.feed(session_id, ev.PrefixReady(""))  # it went while both waited for admission
@@ -199,8 +202,6 @@ class Driver:
 
     def _count_placement(self, live: Live) -> None:
         generation = live.generation
-        if live.target == generation.at.name and live.draft == generation.drafting.name:
-            return
         before = live.draft, live.target
         if live.target != generation.target:
             self._targets.places.moved(live.target, generation.target)
@@ -228,6 +229,9 @@ class Driver:
     def _carry_out(self, session_id: str, live: Live, commands: Iterable[ev.Command]) -> None:
         forked = False  # the others of the request start now, from this session's keys and values
         for command in commands:
+            if isinstance(command, ev.ToDraft):  # the most frequent one: to match a class costs more than to send
+                self._drafts.send(command.draft, command.command)
+                continue
             match command:
                 case ev.ToTarget(name, item):
                     if forked and isinstance(item, terms.Close):  # behind their first Steps, which leave in this turn
@@ -240,8 +244,6 @@ class Driver:
                         if live.answered:
                             self.observer.later(self.observer.waited, live.step_sent - live.answered)
                         live.answered = 0.0
-                case ev.ToDraft(name, item):
-                    self._drafts.send(name, item)
                 case ev.Deliver():
                     live.undelivered.deliver(command)
                     forked |= self._prefix_ready(live, live.generation.target)
@@ -379,4 +381,5 @@ class Driver:
         self._hearing.heard(peer, heard)
 
     def _told(self, session_id: str, has_room: bool) -> None:
-        self._begin(self._door.told(session_id, has_room=has_room))
+        if not has_room or self._door.admission.asks(session_id):
+            self._begin(self._door.told(session_id, has_room=has_room))

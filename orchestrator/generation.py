@@ -32,6 +32,7 @@ from specdec.terms import FinishReason, RejectionMethod, Result
 
 OVERDUE_MARGIN_MS = 500.0  # what an answer may take past the deadline it was given
 SILENT_MS = 2000.0  # a target that should go on by itself is asked again after this
+STOP_STEP, START_SILENT = StopTimer(Timer.STEP), StartTimer(Timer.STEP, SILENT_MS)
 
 
 class Generation:
@@ -72,13 +73,13 @@ class Generation:
         return self._take()
 
     def _apply(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Answered):  # these two in every round: to match a class costs as much as a small method
+            return self._on_answered(event.answer)
+        if isinstance(event, ev.Drafted):
+            return self._on_drafted(event.event)
         match event:
             case ev.PrefixReady(target):
                 self._on_prefix_ready(target)
-            case ev.Answered(answer):
-                self._on_answered(answer)
-            case ev.Drafted(said):
-                self._on_drafted(said)
             case ev.TimerFired(timer):
                 self._on_timer(timer)
             case ev.TargetPlaced(target):
@@ -334,8 +335,7 @@ class Generation:
         self.at.decided(result, len(self.committed), asked)
         if self.at.open:
             return self._tell(*self.drafting.committed(before, before_hash, result.tokens, self.lookahead))
-        self._tell(StopTimer(Timer.STEP))
-        self._tell(*self.drafting.committed(before, before_hash, result.tokens, self.lookahead))
+        self._tell(STOP_STEP, *self.drafting.committed(before, before_hash, result.tokens, self.lookahead))
         if self.state is State.CHOOSING:
             self._tell(StopTimer(Timer.GRACE))
         if self.state is not State.BACKING_OFF:
@@ -347,7 +347,7 @@ class Generation:
         if waiting is None and (self._reader_behind or not self.at.going.runs or self._waits()):
             return self._next_round()
         self.state, self.at.block = State.GOING, waiting or EMPTY
-        self._tell(StartTimer(Timer.STEP, SILENT_MS))
+        self._tell(START_SILENT)
         if waiting is None and speculates and (choice := self._sources.choose()):
             self._offer(choice[0])  # it may find the plain row waiting; else it is for the one behind that
         if not self.at.block.own:

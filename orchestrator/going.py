@@ -15,7 +15,7 @@ Rules
 
 from __future__ import annotations
 
-from orchestrator.lookahead import Block
+from orchestrator.lookahead import EMPTY, Block
 from specdec.terms import Result
 
 MAX_PATHS = 16  # continuations of one session that wait at its target; half of the target's own bound
@@ -63,7 +63,7 @@ class Going:
         """The block that a result nobody asked for may be of; None when it is no such result. `late`: it is told under the round before."""
         if result.num_verified == 0:
             plain = (self._late if late else self.credit) > 0 and len(result.tokens) <= 1
-            return Block((), ()) if plain else None
+            return EMPTY if plain else None
         n = result.num_accepted
         fitting = (p for p in self._paths if len(p.tokens) >= result.num_verified and p.tokens[:n] == result.tokens[:n])
         path = next(fitting, None)
@@ -72,6 +72,8 @@ class Going:
     def commit(self, result: Result) -> None:
         """The paths that wait begin behind it."""
         self._unasked += 1
+        if not self._paths:
+            return
         left = (path.behind(result.tokens) for path in self._paths)
         self._paths = [path for path in left if path.tokens]
 

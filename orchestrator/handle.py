@@ -9,7 +9,6 @@ from typing import Protocol
 from orchestrator import events as ev
 from orchestrator.output import Ended, GenerationStats, TokensDecided
 from orchestrator.tally import Tally
-from specdec import terms
 from specdec.errors import DeadlineExceeded, SpecdecError
 
 MAX_UNDELIVERED = 512  # decided tokens of an answer that may wait for a client before its generation is held
@@ -57,20 +56,16 @@ class Undelivered:
         self._patience: asyncio.TimerHandle | None = None  # runs while the reader is behind
         self.over = False  # nothing more will be taken
         self._driver, self._wake = driver, wake
-        self._tokens: list[int] = []
-        self._logprobs: list[terms.TokenLogprobs] = []
-        self._origins: list[terms.Origin] = []
-        self._prompt_logprobs: tuple[terms.TokenLogprobs, ...] = ()
+        self._told: list[ev.Deliver] = []  # nearly always one
+        self._num_waiting = 0  # tokens of them
         self._end: Ended | SpecdecError | None = None
         self._behind = False
 
     def deliver(self, decided: ev.Deliver) -> None:
-        self._tokens += decided.tokens
-        self._logprobs += decided.logprobs
-        self._origins += decided.origins
-        self._prompt_logprobs += decided.prompt_logprobs
+        self._told.append(decided)
+        self._num_waiting += len(decided.tokens)
         self._wake.set()
-        if len(self._tokens) > MAX_UNDELIVERED and not self._behind:
+        if self._num_waiting > MAX_UNDELIVERED and not self._behind:
             self._behind = True
             self._patience = asyncio.get_running_loop().call_later(self._max_unread_ms / 1000, self._give_up)
             self._driver.feed(self.session_id, ev.ReaderBehind())
@@ -78,7 +73,7 @@ class Undelivered:
     def _give_up(self) -> None:
         self.end(
             DeadlineExceeded(
-                f"nobody read for {self._max_unread_ms:.0f} ms while {len(self._tokens)} tokens waited (SPECDEC_MAX_UNREAD_MS); "
+                f"nobody read for {self._max_unread_ms:.0f} ms while {self._num_waiting} tokens waited (SPECDEC_MAX_UNREAD_MS); "
                 "resume with output_token_ids"
             )
         )
@@ -92,20 +87,25 @@ class Undelivered:
         self._wake.set()
 
     @property
+    def waiting(self) -> list[int]:
+        """Tokens that were decided and not taken."""
+        return [token for told in self._told for token in told.tokens]
+
+    @property
     def ending(self) -> Ended | SpecdecError | None:
         """None: it has not ended, or the client had all it wanted."""
         return self._end
 
     def take(self) -> TokensDecided | Ended | SpecdecError | None:
         """All tokens that wait, as one event; behind the last of them the end; None when there is neither."""
-        if self._tokens or self._prompt_logprobs:
+        if self._told:
             return self._take_tokens()
         self.over = self._end is not None
         return self._end
 
     def _take_tokens(self) -> TokensDecided:
-        taken = TokensDecided(tuple(self._tokens), tuple(self._logprobs), tuple(self._origins), self._prompt_logprobs)
-        self._tokens, self._logprobs, self._origins, self._prompt_logprobs = [], [], [], ()
+        told, self._told, self._num_waiting = self._told, [], 0
+        taken = _one(told[0]) if len(told) == 1 else _together(told)
         if self._end is not None:
             self._wake.set()
         self._stop_patience()
@@ -122,6 +122,19 @@ class Undelivered:
     def cancel(self) -> None:
         self._stop_patience()
         self._driver.feed(self.session_id, ev.Cancelled())
+
+
+def _one(told: ev.Deliver) -> TokensDecided:
+    return TokensDecided(told.tokens, told.logprobs, told.origins, told.prompt_logprobs)
+
+
+def _together(told: Sequence[ev.Deliver]) -> TokensDecided:
+    return TokensDecided(
+        tuple([token for one in told for token in one.tokens]),
+        tuple([entry for one in told for entry in one.logprobs]),
+        tuple([origin for one in told for origin in one.origins]),
+        tuple([entry for one in told for entry in one.prompt_logprobs]),
+    )
 
 
 class Handle:

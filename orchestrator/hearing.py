@@ -42,18 +42,18 @@ class Hearing:
     def _target(self, peer: Peer, heard: Heard) -> None:
         self._desk.now_ms = time.perf_counter() * 1000
         self._desk.heard(peer.name, heard.rows, heard.engine_us, heard.items)
-        rounds = 0
+        rounds, vocab_size = 0, self._pools.vocab_size
         for item in heard.items:
             live = self._live.get(item.session_id)
             if live is None or live.generation.target != peer.name:
                 continue
-            live.answered = time.perf_counter()
-            took_s = live.answered - live.step_sent if live.step_sent else None
+            live.answered = now = time.perf_counter()
+            took_s = now - live.step_sent if live.step_sent else None
             live.step_sent = 0.0
             self._observer.later(self._observer.answered, item, took_s, heard, live.trace)
             rounds += isinstance(item.outcome, terms.Result)
             self._told(item.session_id, not isinstance(item.outcome, terms.NoRoom))
-            believed = without_foreign_ids(item, self._pools.vocab_size)
+            believed = without_foreign_ids(item, vocab_size)
             if believed is not item:
                 self._observer.count("broken", 1)
             self._feed(item.session_id, ev.Answered(believed))
@@ -62,12 +62,12 @@ class Hearing:
         self._pools.targets.ejection.judge(peer.name, *conduct_of_target(heard.items))
 
     def _draft(self, peer: Peer, heard: Heard) -> None:
-        broken, lost, of_use = heard.faults, False, False
+        broken, lost, of_use, vocab_size = heard.faults, False, False, self._pools.vocab_size
         for item in heard.items:
             live = self._live.get(item.session_id)
             if live is None or live.generation.drafting.name != peer.name:
                 continue
-            if isinstance(item, terms.Proposal) and not is_sound(item, self._pools.vocab_size):
+            if isinstance(item, terms.Proposal) and not is_sound(item, vocab_size):
                 broken += 1
                 continue
             helps = live.generation.drafting.helps

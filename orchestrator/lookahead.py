@@ -99,8 +99,8 @@ class Lookahead:
         walk = PrefixHash(committed[:start])
         self._history = {start: walk.value}  # committed length -> hash, for the newest HISTORY lengths
         for token in self._recent:
-            walk.extend((token,))
-            self._history[walk.length] = walk.value
+            value = walk.step(token)
+            self._history[walk.length] = value
         self.length, self.hash = walk.length, walk.value  # of the committed tokens: how many, and their hash
         self._root = self._rooted(None, walk)
         self._newest: _Node | None = None
@@ -206,12 +206,12 @@ class Lookahead:
     def commit(self, tokens: Sequence[int]) -> None:
         """Moves the root past newly committed tokens."""
         node: _Node | None = self._root
-        assert self._root.state is not None
-        walk, history = self._root.state.copy(), self._history
+        walk, history = self._root.state, self._history
+        assert walk is not None  # it moves on with the root: nobody asks for the old one's any more
         for token in tokens:
             node = node.children.get(token) if node is not None else None
-            walk.extend((token,))
-            history[walk.length] = self.hash = walk.value
+            self.hash = walk.step(token)
+            history[walk.length] = self.hash
         self.length = walk.length
         self._recent += tokens
         del self._recent[:-HISTORY]

@@ -47,6 +47,9 @@ class Observer:
         self._placements = telemetry.counter("specdec.session.placements")
         self._handovers = telemetry.counter("specdec.session.handovers")
         self._duration = telemetry.histogram("specdec.round.duration")
+        self._queued, self._wired, self._waited, self._computed = (
+            self._duration.series(phase=phase) for phase in ("queue", "wire", "wait", "engine")
+        )
         self._rows = telemetry.histogram("specdec.target.batch.size")
         self._calls = telemetry.histogram("rpc.client.call.duration")
         self._undiscovered = telemetry.counter("specdec.discovery.failures")
@@ -121,21 +124,22 @@ class Observer:
         """A round as seen from here; `wire` is what the target does not account for. `took_s` None: the target began it by itself."""
         if isinstance(answer.outcome, terms.Result) and heard.engine_us:
             queue_s, engine_s = answer.queue_us / 1e6, heard.engine_us / 1e6
-            self._duration.record(queue_s, phase="queue")
+            self._queued(queue_s)
             wire_s = None if took_s is None else max(0.0, took_s - queue_s - engine_s)
             if wire_s is not None:
-                self._duration.record(wire_s, phase="wire")
-            trace.timed(queue_s, engine_s, wire_s)
+                self._wired(wire_s)
+            if trace is not UNTRACED:
+                trace.timed(queue_s, engine_s, wire_s)
 
     def stepped(self, rows: int, engine_us: int, rounds: int) -> None:
         """A target's step that had answers for us, with rows of whoever was in it. It ended so many rounds, each of which took as long."""
         self._rows.record(rows)
         if engine_us and rounds:
-            self._duration.record(engine_us / 1e6, times=rounds, phase="engine")
+            self._computed(engine_us / 1e6, rounds)
 
     def waited(self, seconds: float) -> None:
         """Between an answer and the next Step: the turn here, and what a miss waits for the draft."""
-        self._duration.record(seconds, phase="wait")
+        self._waited(seconds)
 
     def count(self, what: str, amount: int) -> None:
         if what == "stale":

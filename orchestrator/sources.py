@@ -71,17 +71,22 @@ class Sources:
     def further(self, block: Block, chain: Block) -> Block:
         """What may wait at the target while `block` is in flight: an outcome of it, then what goes on behind it. `chain`: what the draft
         says, EMPTY when nothing; EMPTY when neither it nor the lookup goes on."""
+        if not chain.tokens:  # without a draft's word the lookup says also how the block ends
+            looked = self._lookup.propose(self._room(self._pace.most) + 1, behind=block.tokens)
+            return self._looked_up((*block.tokens, *looked[:1]), looked[1:], False) or EMPTY
         known = agreement(chain.tokens, block.tokens)
         drafted = chain.head(known + 1 + self._pace.length("draft", chain.confidences[known + 1 :]))
-        outcome = chain.tokens[: known + 1] if chain.tokens else block.tokens
-        looked = self._lookup.propose(self._room(self._pace.most) + (not chain.tokens), behind=outcome)
-        own = () if chain.tokens else looked[:1]  # without a draft's word the lookup says also how the block ends
-        guess = looked[len(own) :]
-        guess = guess[: self._pace.length("ngram", (0.0,) * len(guess))] if guess else ()
-        if guess and self._pace.lookup_first(len(guess), len(drafted.tokens) > known + 1):
-            tokens = (*outcome, *own, *guess)
-            return Block(tokens, (None,) * len(tokens), "ngram")
-        return drafted if len(drafted.tokens) > known + 1 else EMPTY
+        outcome, goes_on = chain.tokens[: known + 1], len(drafted.tokens) > known + 1
+        looked = self._lookup.propose(self._room(self._pace.most), behind=outcome)
+        return self._looked_up(outcome, looked, goes_on) or (drafted if goes_on else EMPTY)
+
+    def _looked_up(self, outcome: tuple[int, ...], looked: tuple[int, ...], ready: bool) -> Block | None:
+        """The lookup's block behind this outcome; None where there is none, or the draft's, which is there (`ready`), goes first."""
+        guess = looked[: self._pace.length("ngram", (0.0,) * len(looked))] if looked else ()
+        if not guess or not self._pace.lookup_first(len(guess), ready):
+            return None
+        tokens = (*outcome, *guess)
+        return Block(tokens, (None,) * len(tokens), "ngram")
 
     def _guess(self, room: int) -> tuple[int, ...]:
         """What the lookup has, as far as it is worth verifying."""

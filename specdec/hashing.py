@@ -36,6 +36,12 @@ class PrefixHash:
         self.length += len(ids)
         return self
 
+    def step(self, token: int) -> int:
+        """Extends by one id; the hash with it."""
+        self._state.update(_ONE(token))
+        self.length += 1
+        return int.from_bytes(self._state.digest(), "little")
+
     def copy(self) -> PrefixHash:
         twin = PrefixHash.__new__(PrefixHash)
         twin._state, twin.length = self._state.copy(), self.length

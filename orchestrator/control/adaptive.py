@@ -10,7 +10,6 @@ here, with either method. A source is chosen before its tokens, or confidences, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from orchestrator.control.choice import worth
@@ -64,7 +63,7 @@ class AdaptivePace(Seat):
         self.wanted = most  # tokens the draft is asked for
         self._warm = self._awoken = False  # the draft has spoken since it was asked to go on; it had rested before
         self._drafted, self._looked_up = 0.0, 0  # tokens that this round's block of the draft's had to gain; those of a lookup that stood
-        self._mean_looked = Mean(math.inf)
+        self._mean_looked = Mean()
         self._asked_ms: float | None = None  # commit at which the draft had nothing, while it is silent
         self._outlook: list[float] = []
         self._worthless = self._rest_left = self._trial_left = self._cold_rounds = 0
@@ -87,7 +86,7 @@ class AdaptivePace(Seat):
         machine = self.machine
         if machine is None:
             return min(self.most, len(confidences))
-        n = worth(chain.gains(confidences[: self.most]), machine.row_threshold)
+        n = chain.worth(confidences[: self.most], machine.row_threshold)
         return max(n, min(1, len(confidences), self.most)) if machine.trying or self._trial_left else n
 
     def lookup_first(self, guess: int, ready: bool) -> bool:

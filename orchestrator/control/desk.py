@@ -45,4 +45,6 @@ class Desk:
         results = [answer.outcome for answer in answers if isinstance(answer.outcome, Result)]
         if rows and engine_us and results:
             own = sum(1 + result.num_verified for result in results)
-            self.machine(target).heard(rows, engine_us / 1000, own, len(results), self.now_ms)
+            machine = self.machine(target)
+            machine.elsewhere = sum([len(other.seats) for other in self._machines.values() if other is not machine])
+            machine.heard(rows, engine_us / 1000, own, len(results), self.now_ms)

@@ -31,7 +31,8 @@ MOST_PROBE_MS = 2000.0
 FIRST_INTERVAL_MS, LAST_INTERVAL_MS = 2000.0, 120_000.0
 GROWTH = 4.0  # of the interval, from one try to the next: a single bad one may have met a system that was just starting
 MIN_READY, FIRST_READY, FEW = 0.05, 0.5, 8  # share of commits that find proposals: at least, and before so many were seen
-CHOOSE_EVERY_MS, CROWD = 10.0, 16  # and twice, three times as long with so many sessions, or twice as many: a look is at all their slots
+CHOOSE_EVERY_MS, AT_REST_MS = 10.0, 50.0  # from one look to the next, at least; the latter while nobody speculates
+EACH_MS = 1.0  # … for every session of this process: a look takes some 10 us for each of one target's, so all looks take a hundredth
 CURIOUS_EVERY_MS, MOST_TRIES = 200.0, 4
 IDLE_MS = 500.0  # longer silence is no time spent
 
@@ -86,6 +87,7 @@ class Machine:
         self.seats: set[Seat] = set()
         self.threshold = self.row_threshold = 0.0  # least gain worth drafting, and least gain worth a row once it is drafted
         self.depth = MAX_DEPTH  # of a chain that is worth waiting for
+        self.elsewhere = 0  # sessions of this process at other targets
         self.switched_ms = 0.0
         self.rows = 0  # of the newest step
         self.step_ms = 0.0
@@ -223,7 +225,8 @@ class Machine:
         """Looks again at all ways, if something was learned and the last look is not of this very moment."""
         if not self.choosing:
             return
-        every = (CHOOSE_EVERY_MS if self.speculates else 5 * CHOOSE_EVERY_MS) * (1 + len(self.seats) / CROWD)
+        at_least = CHOOSE_EVERY_MS if self.speculates else AT_REST_MS
+        every = max(at_least, EACH_MS * (len(self.seats) + self.elsewhere))
         if self._stale and (now_ms - self._chosen_ms >= every or len(self.seats) == 1):
             self._stale, self._chosen_ms = False, now_ms
             self._decide(now_ms)

@@ -11,7 +11,6 @@ whether or not anybody waited, so that not waiting does not teach that waiting i
 from __future__ import annotations
 
 import enum
-import math
 
 MEMORY_ROUNDS = 24  # rounds of every session that a mean remembers
 OUTLIER = 5.0  # of the mean: what is above counts as this; results that a busy core reads in bursts are nothing unusual
@@ -30,29 +29,38 @@ class Way(enum.Enum):
 
 
 class Mean:
-    """A running mean that one slow round does not move far."""
+    """A running mean."""
 
-    __slots__ = ("_outlier", "seen", "value")
+    __slots__ = ("seen", "value")
 
-    def __init__(self, outlier: float = OUTLIER) -> None:
+    def __init__(self) -> None:
         self.seen, self.value = 0.0, 0.0
-        self._outlier = outlier
 
     def learn(self, value: float, memory: float) -> None:
-        self.seen = min(self.seen + 1, memory)
-        bounded = min(value, self._outlier * self.value) if self.seen > 4 and self.value > 0 else value
-        self.value += (bounded - self.value) / self.seen
+        seen = self.seen + 1
+        self.seen = seen = seen if seen < memory else memory
+        self.value += (value - self.value) / seen
 
     def doubt(self, worth: float) -> None:
         """What was seen was long ago: it counts as so many values."""
         self.seen = min(self.seen, worth)
 
 
+class CalmMean(Mean):
+    """One that a single slow round does not move far."""
+
+    __slots__ = ()
+
+    def learn(self, value: float, memory: float) -> None:
+        most = OUTLIER * self.value
+        super().learn(most if 0 < most < value and self.seen >= 4 else value, memory)
+
+
 class Answer:
     """ms from a commit to the draft's first word, where it had nothing; for one number of tokens wanted."""
 
     def __init__(self) -> None:
-        self.mean, self.spread = Mean(), Mean()
+        self.mean, self.spread = CalmMean(), CalmMean()
 
     def learn(self, after_ms: float, memory: float) -> None:
         if self.mean.seen:
@@ -64,9 +72,9 @@ class Regime:
     """At one load: a range of numbers of sessions."""
 
     def __init__(self) -> None:
-        self.turns = {way: Mean() for way in Way}  # ms of a round without its rows' share, and without the wait
-        self.ready = Mean(math.inf)  # share of the commits at which the draft had something
-        self.looked = Mean(math.inf)  # tokens that a round gains by lookups while sessions speculate
+        self.turns = {way: CalmMean() for way in Way}  # ms of a round without its rows' share, and without the wait
+        self.ready = Mean()  # share of the commits at which the draft had something
+        self.looked = Mean()  # tokens that a round gains by lookups while sessions speculate
         self._answers: dict[int, Answer] = {}  # by tokens wanted
         self._shares: dict[Way, dict[int, Mean]] = {way: {} for way in Way}  # of blocks, by tokens wanted
 
@@ -87,7 +95,7 @@ class Regime:
 
     def learn_share(self, way: Way, wanted: int, share: float, sessions: int) -> None:
         """A session that speculates committed, with so much of the block that `wanted` tokens would have been."""
-        self._shares[way].setdefault(wanted, Mean(math.inf)).learn(share, MEMORY_ROUNDS * sessions)
+        self._shares[way].setdefault(wanted, Mean()).learn(share, MEMORY_ROUNDS * sessions)
 
     def share(self, way: Way, wanted: int) -> float:
         """How much of its block a round has on the average: what was ready is often the beginning of a chain only. Who goes on meanwhile

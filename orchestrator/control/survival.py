@@ -20,6 +20,7 @@ DECAY = 0.995  # per observation of a cell
 POOL_WEIGHT, PRIOR_WEIGHT = 8.0, 4.0  # observations that the wider estimate is worth
 FIRST_STEP, LAST_STEP = 0.25, 0.04  # of a session's shift
 MOST_SHIFT = 3.0
+LEAST = 1e-6  # chance that a slot stands, or falls
 OWN_MEMORY, COMMON_MEMORY = 16.0, 100.0  # slots that a running mean remembers
 HEIRLOOM = 3.0  # slots that the common mean is worth in a new session
 
@@ -33,9 +34,6 @@ class _Cell:
     def learn(self, stood: bool) -> None:
         self.seen = DECAY * self.seen + 1
         self.stood = DECAY * self.stood + stood
-
-    def chance(self, prior: float, weight: float) -> float:
-        return (self.stood + weight * prior) / (self.seen + weight)
 
 
 class _Usual:
@@ -72,9 +70,10 @@ class Survival:
     def chance(self, position: int, confidence: float) -> float:
         """`position` from 0."""
         i = bisect.bisect(EDGES, confidence)
+        pool, cell = self._pools[i], self._cells[position if position < POSITIONS else -1][i]
         prior = self._prior if self._prior is not None else confidence
-        pooled = self._pools[i].chance(prior, PRIOR_WEIGHT)
-        return self._cells[min(position, POSITIONS - 1)][i].chance(pooled, POOL_WEIGHT)
+        pooled = (pool.stood + PRIOR_WEIGHT * prior) / (pool.seen + PRIOR_WEIGHT)
+        return (cell.stood + POOL_WEIGHT * pooled) / (cell.seen + POOL_WEIGHT)
 
     def learn(self, position: int, confidence: float, stood: bool) -> None:
         i = bisect.bisect(EDGES, confidence)
@@ -99,6 +98,15 @@ class SessionSurvival:
             gains.append(product)
         return gains
 
+    def worth(self, confidences: Sequence[float], threshold: float) -> int:
+        """How many leading slots gain at least so much. Whether slot i does not depend on what lies behind it."""
+        product = 1.0
+        for position, confidence in enumerate(confidences):
+            product *= self._chance(position, confidence)
+            if product < threshold:
+                return position
+        return len(confidences)
+
     def expected(self, most: int) -> list[float]:
         """The same for a chain that is not there yet: by what chains of this session were like."""
         gains, product = [], 1.0
@@ -118,7 +126,8 @@ class SessionSurvival:
         return means[min(position, len(means) - 1)]
 
     def _chance(self, position: int, confidence: float) -> float:
-        chance = min(1 - 1e-6, max(1e-6, self._common.chance(position, confidence)))
+        chance = self._common.chance(position, confidence)
+        chance = LEAST if chance < LEAST else chance if chance < 1 - LEAST else 1 - LEAST
         return 1 / (1 + (1 / chance - 1) * math.exp(-self._shift)) if self._shift else chance
 
     def learn(self, confidences: Sequence[float], verified: int, accepted: int) -> None:

@@ -30,7 +30,7 @@ class Meters:
         self.to_first = telemetry.histogram("gen_ai.server.time_to_first_token")
         self.per_token = telemetry.histogram("gen_ai.server.time_per_output_token")
         self.refused = telemetry.counter("specdec.requests.refused")
-        self.round = telemetry.histogram("specdec.round.duration")
+        self.text = telemetry.histogram("specdec.round.duration").series(phase="text")
 
     def request(self, traceparent: str, chat: bool) -> RequestMeter:
         """Begins now. `traceparent` = the caller's trace context, empty when there is none."""
@@ -43,6 +43,7 @@ class RequestMeter:
     def __init__(self, meters: Meters, traceparent: str, operation: str) -> None:
         self._meters = meters
         self._labels = {**GEN_AI_LABELS, OPERATION: operation}
+        self._per_token = meters.per_token.series(self._labels)
         self._began = meters.clock()
         self._last: dict[int, float] = {}  # answer -> when tokens of it arrived the last time
         self._admitted = False
@@ -57,21 +58,20 @@ class RequestMeter:
         """From here on an error is a failure, not a refusal."""
         self._admitted = True
 
-    def tokens(self, count: int, index: int = 0) -> None:
-        """So many tokens of an answer are on their way to the client."""
+    def tokens(self, count: int, index: int = 0, began: float | None = None) -> None:
+        """So many tokens of an answer are on their way to the client; their ids became text since `began` on the meters' clock."""
+        now = self._meters.clock()
+        if began is not None:
+            self._meters.text(now - began)
         if not count:
             return
         self._meters.delivered.add(count)
-        now = self._meters.clock()
-        if not self._last:
+        last = self._last.get(index)
+        if last is None and not self._last:
             self._meters.to_first.record(now - self._began, self._labels)
-        share = 0.0
-        if index in self._last:
-            share = (now - self._last[index]) / count
-        else:
-            count -= 1
-        if count:
-            self._meters.per_token.record(share, self._labels, times=count)
+        share = 0.0 if last is None else (now - last) / count
+        if others := count - (last is None):
+            self._per_token(share, others)
         self._last[index] = now
 
     def asked(self, prompt: str) -> None:
@@ -87,10 +87,6 @@ class RequestMeter:
         self._meters.discarded.add(usage.discarded)
         self._input_tokens = usage.prompt_tokens
         self._output_tokens += usage.completion_tokens
-
-    def text(self, began: float) -> None:
-        """The ids of an event became text, since `began` on the meters' clock."""
-        self._meters.round.record(self._meters.clock() - began, phase="text")
 
     def now(self) -> float:
         return self._meters.clock()

@@ -81,8 +81,7 @@ class Relay:
             return await self._last(index, *stream.finish(event))
         began = self._meter.now()
         piece = stream.tokens(event)
-        self._meter.text(began)
-        self._meter.tokens(len(piece.token_ids), index)
+        self._meter.tokens(len(piece.token_ids), index, began)
         self._meter.said(piece.text, index)
         await self._write(responses.delta(index, piece))
         if stream.stopped is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from orchestrator.answer import Delta, Finished, Usage
 from orchestrator.events import Admitted
 from orchestrator.output import GenerationStats
@@ -18,14 +16,19 @@ def started(index: int, admitted: Admitted, request_id: str, info: ModelInfo) ->
 
 
 def delta(index: int, piece: Delta) -> pb.GenerateResponse:
-    fields: dict[str, Any] = {"token_ids": piece.token_ids, "text": piece.text}
+    message = pb.GenerateResponse()  # field by field: one of these goes out for every round, and keywords take twice as long
+    if index:
+        message.index = index
+    told = message.delta
+    told.token_ids.extend(piece.token_ids)
+    told.text = piece.text
     if piece.logprobs:
-        fields["logprobs"] = [wire.logprobs_to_wire(entry) for entry in piece.logprobs]
+        told.logprobs.extend([wire.logprobs_to_wire(entry) for entry in piece.logprobs])
     if piece.origins:
-        fields["origins"] = [wire.origin_to_wire(origin) for origin in piece.origins]
+        told.origins.extend([wire.origin_to_wire(origin) for origin in piece.origins])
     if piece.prompt_logprobs:
-        fields["prompt_logprobs"] = [wire.logprobs_to_wire(entry) for entry in piece.prompt_logprobs]
-    return pb.GenerateResponse(index=index, delta=fields)
+        told.prompt_logprobs.extend([wire.logprobs_to_wire(entry) for entry in piece.prompt_logprobs])
+    return message
 
 
 def finished(index: int, piece: Finished, admitted: Admitted, info: ModelInfo) -> pb.GenerateResponse:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
 
 import prometheus_client.core
 
@@ -90,6 +91,10 @@ class _Distribution:
         self.counts, self.sum = [0] * buckets, 0.0
 
 
+class Record(Protocol):
+    def __call__(self, value: float, times: int = 1) -> None: ...
+
+
 class Histogram(_Instrument):
     """A distribution, in the unit of the table (seconds, not milliseconds)."""
 
@@ -103,11 +108,33 @@ class Histogram(_Instrument):
         """`times` = how often this very value was seen."""
         key = tuple((({**labels, **more} if more else labels) if labels else more).items())
         with self._lock:
-            found = self._values.get(key)
-            if found is None:
-                found = self._values.setdefault(self.admitted(key, self._values), _Distribution(len(self.metric.buckets) + 1))
+            found = self._found(key)
             found.counts[bisect.bisect_left(self.metric.buckets, value)] += times
             found.sum += value * times
+
+    def series(self, labels: Mapping[str, LabelValue] | None = None, **more: LabelValue) -> Record:
+        """What records under these labels: for who does so in every round, at less than half the price."""
+        key, lock, bounds = tuple({**(labels or {}), **more}.items()), self._lock, self.metric.buckets
+        held: _Distribution | None = None
+
+        def record(value: float, times: int = 1) -> None:
+            nonlocal held
+            with lock:
+                found = held
+                if found is None:
+                    found = self._found(key)
+                    held = self._values.get(key)  # None: it is counted under OTHER
+                found.counts[bisect.bisect_left(bounds, value)] += times
+                found.sum += value * times
+
+        return record
+
+    def _found(self, key: Key) -> _Distribution:
+        """The lock is held."""
+        found = self._values.get(key)
+        if found is None:
+            found = self._values.setdefault(self.admitted(key, self._values), _Distribution(len(self.metric.buckets) + 1))
+        return found
 
     def read(self) -> Family:
         family = self.family()

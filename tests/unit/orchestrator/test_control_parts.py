@@ -291,7 +291,8 @@ def test_the_more_sessions_the_less_often_all_their_slots_are_looked_at() -> Non
     machine, looks = Machine(), list[float]()
     machine._adaptive = 1
     machine._decide = looks.append  # type: ignore[method-assign]
-    for sessions, apart_ms in ((2, 57.0), (128, 450.0)):  # nobody speculates: 50 ms, and as much for every 16 sessions
+    for sessions, elsewhere, apart_ms in ((2, 0, 50.0), (128, 0, 128.0), (2, 300, 302.0)):  # nobody speculates: 50 ms at first
+        machine.elsewhere = elsewhere
         machine.seats = {object() for _ in range(sessions)}  # type: ignore[misc]
         looks.clear()
         for at_ms in range(10_000, 14_000):

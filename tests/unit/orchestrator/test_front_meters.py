@@ -31,6 +31,9 @@ class Recorded:
             def add(self, value: float, **labels: Any) -> None:
                 self.record(value, labels)
 
+            def series(self, labels: dict[str, Any] | None = None, **more: Any) -> Any:
+                return lambda value, times=1: self.record(value, labels, times, **more)
+
         return Histogram()
 
     counter = histogram

@@ -94,7 +94,7 @@ async def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch, how: str) 
     assert state(pools, "s.1") is state(pools, "s.2") is State.VERIFYING
     while pools.driver._live:
         await asyncio.sleep(0.01)
-    assert [answer._tokens for answer in handle._answers[1:]] == texts("s", 3)[1:]
+    assert [answer.waiting for answer in handle._answers[1:]] == texts("s", 3)[1:]
     await settle()
     pools.check_empty()
 
@@ -189,7 +189,7 @@ async def test_an_elder_that_left_the_queue_keeps_nobody_waiting(monkeypatch: py
     assert await fetch_all(first) == texts("first", 3)
     while pools.driver._live:
         await asyncio.sleep(0.01)
-    assert [answer._tokens for answer in waits._answers] == [[], *texts("waits", 3)[1:]]
+    assert [answer.waiting for answer in waits._answers] == [[], *texts("waits", 3)[1:]]
     await settle()
     pools.check_empty()
 
@@ -325,7 +325,7 @@ async def test_F80_answers_of_a_slow_reader_are_held_one_by_one(monkeypatch: pyt
     await anext(events)
     while not all(state(pools, name) is State.HELD for name in ("s", "s.1", "s.2")):
         await settle(50)
-    waiting = [len(answer._tokens) for answer in handle._answers]
+    waiting = [len(answer.waiting) for answer in handle._answers]
     assert all(MAX_UNDELIVERED < tokens <= MAX_UNDELIVERED + 8 for tokens in waiting)
     got: list[list[int]] = [[], [], []]
     async for index, event in events:
