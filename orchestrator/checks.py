@@ -21,17 +21,18 @@ def check_result(result: terms.Result, request: Admitted, committed: int, block:
     """Raises ProtocolFault for a result that cannot be the answer to a round after `committed` tokens with these proposals.
 
     `prompt_entries` = log-probabilities of prompt tokens that were asked for with it."""
-    tokens, accepted = result.tokens, result.num_accepted
+    tokens, accepted, verified = result.tokens, result.num_accepted, result.num_verified
+    n = len(tokens)
     if result.prefix_length != committed:
         raise ProtocolFault(f"a result after {result.prefix_length} tokens came for a session of {committed}")
-    if result.num_verified > len(block) or not accepted <= min(len(tokens), result.num_verified) or len(tokens) > accepted + 1:
-        counts = f"{accepted} of {result.num_verified} proposals in {len(tokens)} tokens"
+    if verified > len(block) or accepted > verified or accepted > n or n > accepted + 1:
+        counts = f"{accepted} of {verified} proposals in {n} tokens"
         raise ProtocolFault(f"a result that accepts {counts} came for a block of {len(block)}")
-    if tokens[:accepted] != tuple(block[:accepted]):
+    if accepted and tokens[:accepted] != tuple(block[:accepted]):
         raise ProtocolFault(f"a result accepts {accepted} proposals that are not those of the block")
     if tokens and max(tokens) >= request.vocab_size:
         raise ProtocolFault(f"the target decided token id {max(tokens)}, of a vocabulary of {request.vocab_size}")
-    _check_end(result, request, committed + len(tokens) - request.prompt_length)
+    _check_end(result, request, committed + n - request.prompt_length)
     if request.sampling.logprobs is not None or prompt_entries or result.logprobs or result.prompt_logprobs:
         _check_logprobs(result, request, prompt_entries)
 

@@ -167,13 +167,17 @@ class _ByteLevel(_PerPiece):
     """Byte-level BPE: pieces are bytes, and only complete characters leave."""
 
     def __init__(self) -> None:
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = b""  # a character whose last bytes are to come
 
     def push(self, piece: str) -> Sequence[str]:
-        return (self._utf8.decode(byte_level_bytes(piece)),)
+        read = self._begun + byte_level_bytes(piece)
+        text, used = codecs.utf_8_decode(read, "replace", False)
+        self._begun = read[used:]
+        return (text,)
 
     def flush(self) -> Sequence[str]:
-        return (self._utf8.decode(b"", final=True),)
+        begun, self._begun = self._begun, b""
+        return (begun.decode(errors="replace"),)
 
 
 class _ByteFallback:

@@ -228,60 +228,68 @@ class Driver:
 
     def _carry_out(self, session_id: str, live: Live, commands: Iterable[ev.Command]) -> None:
         forked = False  # the others of the request start now, from this session's keys and values
-        for command in commands:
-            if isinstance(command, ev.ToDraft):  # the most frequent one: to match a class costs more than to send
+        for command in commands:  # those of every round first: to match a class costs as much as to carry most of them out
+            if isinstance(command, ev.ToDraft):
                 self._drafts.send(command.draft, command.command)
-                continue
-            match command:
-                case ev.ToTarget(name, item):
-                    if forked and isinstance(item, terms.Close):  # behind their first Steps, which leave in this turn
-                        asyncio.get_running_loop().call_soon(self._targets.send, name, item)
-                        continue
-                    item = self._door.bounded(item) if isinstance(item, terms.Step) else item
-                    self._targets.send(name, item)
-                    if isinstance(item, terms.Step):
-                        live.step_sent = time.perf_counter()
-                        if live.answered:
-                            self.observer.later(self.observer.waited, live.step_sent - live.answered)
-                        live.answered = 0.0
-                case ev.Deliver():
-                    live.undelivered.deliver(command)
-                    forked |= self._prefix_ready(live, live.generation.target)
-                case ev.StartTimer(timer, after_ms):
-                    live.timers.start(timer, after_ms, self.feed, session_id)
-                case ev.StopTimer(timer):
-                    live.timers.stop(timer)
-                case ev.Observe():
-                    self.observer.later_round(command, live.trace)
-                    self._handover.round(session_id, live, command.outcome)
-                    if command.outcome in ASKED and live.generation.drafting.owes:
-                        self._drafts.round(live.draft, command.outcome == "miss")
-                case ev.Count(what, amount):
-                    self.observer.count(what, amount)
-                    if what == "grace_expired" and live.generation.drafting.owes:
-                        self._drafts.ejection.bad(live.draft, Trouble.STALL)
-                case ev.Overdue(name):
-                    self._targets.ejection.bad(name, Trouble.STALL)
-                case ev.Misled(name, what):
-                    log.warning("a target said what cannot be", extra={"peer": name, "reason": what})
-                    self.observer.count("broken", 1)
-                    self._targets.ejection.bad(name, Trouble.FAILED)
-                case ev.PlaceTarget(avoid, prefer):
-                    self._targets.places.want(session_id, avoid, prefer)
-                    self._place_targets()
-                case ev.SeekRoom(full):
-                    self._seek_room(session_id, live, full)
-                case ev.PlaceDraft(avoid):
-                    self._drafts.places.want(session_id, avoid)
-                    self._draft_wanted = True
-                case ev.Finish(reason, stop_token_id, stats):
-                    live.undelivered.end(Ended(reason, stop_token_id, stats))
-                    forked |= self._prefix_ready(live, live.generation.target)
-                case ev.Fail(error):
-                    live.undelivered.end(error)
-                    self._prefix_ready(live, "")
-                case ev.Forget():
-                    self._forget(session_id, live)
+            elif isinstance(command, ev.ToTarget):
+                self._to_target(live, command.target, command.item, forked)
+            elif isinstance(command, ev.StartTimer):
+                live.timers.start(command.timer, command.after_ms, self.feed, session_id)
+            elif isinstance(command, ev.StopTimer):
+                live.timers.stop(command.timer)
+            elif isinstance(command, ev.Deliver):
+                live.undelivered.deliver(command)
+                forked |= bool(live.younger) and self._prefix_ready(live, live.generation.target)
+            elif isinstance(command, ev.Observe):
+                self.observer.later_round(command, live.trace)
+                self._handover.round(session_id, live, command.outcome)
+                if command.outcome in ASKED and live.generation.drafting.owes:
+                    self._drafts.round(live.draft, command.outcome == "miss")
+            else:
+                forked |= self._carry_out_rare(session_id, live, command)
+
+    def _to_target(self, live: Live, name: str, item: terms.VerifyItem, forked: bool) -> None:
+        if isinstance(item, terms.Step):
+            self._targets.send(name, self._door.bounded(item))
+            live.step_sent = time.perf_counter()
+            if live.answered:
+                self.observer.later(self.observer.waited, live.step_sent - live.answered)
+            live.answered = 0.0
+        elif forked and isinstance(item, terms.Close):  # behind their first Steps, which leave in this turn
+            asyncio.get_running_loop().call_soon(self._targets.send, name, item)
+        else:
+            self._targets.send(name, item)
+
+    def _carry_out_rare(self, session_id: str, live: Live, command: ev.Command) -> bool:
+        """True: the others of the request start now."""
+        match command:
+            case ev.Count(what, amount):
+                self.observer.count(what, amount)
+                if what == "grace_expired" and live.generation.drafting.owes:
+                    self._drafts.ejection.bad(live.draft, Trouble.STALL)
+            case ev.Overdue(name):
+                self._targets.ejection.bad(name, Trouble.STALL)
+            case ev.Misled(name, what):
+                log.warning("a target said what cannot be", extra={"peer": name, "reason": what})
+                self.observer.count("broken", 1)
+                self._targets.ejection.bad(name, Trouble.FAILED)
+            case ev.PlaceTarget(avoid, prefer):
+                self._targets.places.want(session_id, avoid, prefer)
+                self._place_targets()
+            case ev.SeekRoom(full):
+                self._seek_room(session_id, live, full)
+            case ev.PlaceDraft(avoid):
+                self._drafts.places.want(session_id, avoid)
+                self._draft_wanted = True
+            case ev.Finish(reason, stop_token_id, stats):
+                live.undelivered.end(Ended(reason, stop_token_id, stats))
+                return self._prefix_ready(live, live.generation.target)
+            case ev.Fail(error):
+                live.undelivered.end(error)
+                self._prefix_ready(live, "")
+            case ev.Forget():
+                self._forget(session_id, live)
+        return False
 
     def _forget(self, session_id: str, live: Live) -> None:
         self.observer.later(live.trace.end, live.generation.tally.stats(), live.undelivered.ending)

@@ -33,15 +33,15 @@ class Wake:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def taken(self) -> None:
-        """Waits until it is set, and clears it."""
-        while not self._set:
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        self._set = False
+    def take(self) -> bool:
+        """Whether it was set; it no longer is."""
+        was, self._set = self._set, False
+        return was
+
+    def waiter(self) -> asyncio.Future[None]:
+        """What to wait for while it is not set."""
+        self._waiter = self._loop.create_future()
+        return self._waiter
 
 
 class Undelivered:
@@ -162,7 +162,8 @@ class Handle:
         """Ends after the last answer's `Ended`; raises SpecdecError when one cannot go on, after everything that was decided."""
         failure: SpecdecError | None = None
         while failure is None and not all([answer.over for answer in self._answers]):
-            await self._wake.taken()
+            while not self._wake.take():
+                await self._wake.waiter()
             for index, answer in enumerate(self._answers):
                 event = None if answer.over else answer.take()
                 if isinstance(event, SpecdecError):
