@@ -266,7 +266,7 @@ class Driver:
             case ev.Count(what, amount):
                 self.observer.count(what, amount)
                 if what == "grace_expired" and live.generation.drafting.owes:
-                    self._drafts.ejection.bad(live.draft, Trouble.STALL)
+                    self._drafts.stalled(live.draft)
             case ev.Overdue(name):
                 self._targets.ejection.bad(name, Trouble.STALL)
             case ev.Misled(name, what):

@@ -8,7 +8,7 @@ when a hungry session (hunger.py) tries it.
 
 from __future__ import annotations
 
-MEMORY_ROUNDS = 256.0  # of all its sessions, that a share remembers
+MEMORY_ROUNDS, EACH = 64.0, 8.0  # that a share remembers; and of every session: those of one target are late together
 FEW_ROUNDS = 32.0  # less says nothing
 FAR, CONSIDERABLE = 2.0, 0.25  # a far better one is in time more than so many times as often, and for so much more of its rounds
 
@@ -17,19 +17,19 @@ class Lateness:
     """Of the drafts of one pool, by name."""
 
     def __init__(self) -> None:
-        self._known: dict[str, list[float]] = {}  # rounds seen, at most MEMORY_ROUNDS; share of them that it was in time for
+        self._known: dict[str, list[float]] = {}  # rounds seen, as far as they count; share of them that it was in time for
 
-    def round(self, name: str, late: bool) -> None:
-        """A round that wanted this draft's block began."""
+    def round(self, name: str, late: bool, sessions: int = 1) -> None:
+        """A round that wanted this draft's block began; it has so many sessions."""
         known = self._known.get(name)
         if known is None:
             known = self._known[name] = [0.0, 0.0]
-        seen = known[0] = min(known[0] + 1.0, MEMORY_ROUNDS)
+        seen = known[0] = min(known[0] + 1.0, max(MEMORY_ROUNDS, EACH * sessions))
         known[1] += ((not late) - known[1]) / seen
 
     def far_better(self, name: str) -> list[str]:
         """The others where a session is sure to do far better."""
-        seen, mine = self._known[name]
+        seen, mine = self._known.get(name, (0.0, 0.0))
         if seen < FEW_ROUNDS:
             return []
         enough = max(FAR * mine, mine + CONSIDERABLE)

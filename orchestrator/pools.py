@@ -124,9 +124,15 @@ class Pool:
     def round(self, name: str, late: bool) -> None:
         """A round wanted the block of this draft; `late`: it went without. Where no other is far better that is no reason to shut it out:
         nobody waited, how much is asked of it follows from what comes in time, and a slow machine's first rounds are all late."""
-        self._lateness.round(name, late)
+        self._lateness.round(name, late, self.places.sessions[name])
         if late and (better := self._lateness.far_better(name)) and any(peer.name in better for peer in self.eligible()):
             self.ejection.bad(name, Trouble.LATE)
+
+    def stalled(self, name: str) -> None:
+        """A session waited for this draft as long as is allowed, in vain. Where there are others and none is far better, all are slow."""
+        others, better = {peer.name for peer in self.eligible()} - {name}, self._lateness.far_better(name)
+        if not others or others.intersection(better):
+            self.ejection.bad(name, Trouble.STALL)
 
     def fell(self, name: str) -> None:
         """Its connection ended. One that drained had said so."""

@@ -297,6 +297,21 @@ async def test_a_draft_that_is_late_is_shut_out_only_where_there_is_another(monk
         assert not pools.driver.pools.drafts.serves, "what was held against it stays"
 
 
+@pytest.mark.parametrize("late", [True, False], ids=["late", "stalled"])
+async def test_drafts_that_are_all_late_are_all_kept(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """No other would serve the sessions better, and each that moves costs a prompt's work. The twin is told that another is far better."""
+    for twin in (False, True):
+        pools = Pools(monkeypatch, drafts=2, max_grace_ms=0 if late else 1)
+        if twin:
+            monkeypatch.setattr("orchestrator.lateness.Lateness.far_better", lambda self, name: ["d0:1", "d1:1"])
+        for draft in pools.drafts:
+            lie(draft, LIES["silence"][0])
+        got = await asyncio.gather(*(fetch(pools.start(f"s{i}", count=200)) for i in range(24)))
+        assert got == [answer_of(prompt_of(f"s{i}"), 200) for i in range(24)]
+        ejection = pools.driver.pools.drafts.ejection
+        assert all(map(ejection.closed, ("d0:1", "d1:1"))) is not twin
+
+
 async def test_a_draft_that_drains_is_none_that_serves(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody is placed there any more: the gauge and the log are to say that the targets are alone."""
     caplog.set_level(logging.INFO)
