@@ -272,6 +272,7 @@ class DecoderPlan:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        self.tokens: dict[int, str] = {}  # those that were asked for: the library makes a new text each time
         self.special = special_ids(tokenizer)
         self._described = decoder_steps(tokenizer)
         self.steps()
@@ -288,7 +289,7 @@ class IncrementalDecoder:
     """
 
     def __init__(self, plan: DecoderPlan, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
-        self._tokenizer = plan.tokenizer
+        self._tokenizer, self._tokens = plan.tokenizer, plan.tokens
         self._hidden = plan.special if skip_special_tokens else frozenset()
         self._steps = plan.steps()
         self._marks: list[tuple[int, Hidden]] = []  # hidden texts, and how many characters leave before them
@@ -300,9 +301,11 @@ class IncrementalDecoder:
 
     def step(self, token_id: int) -> Sequence[str]:
         """Pieces that are final now and were not before. Ids that name nothing have none."""
-        token = self._tokenizer.id_to_token(token_id)
+        token = self._tokens.get(token_id)
         if token is None:
-            return ()
+            if (token := self._tokenizer.id_to_token(token_id)) is None:
+                return ()
+            self._tokens[token_id] = token
         self._ends_hidden = token_id in self._hidden
         if not self._ends_hidden:
             return self._with_marks(_through(self._steps, (token,)))

@@ -29,7 +29,7 @@ class Observer:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._unrecorded: list[tuple[Callable[..., None], tuple[object, ...]]] = []  # of the last RECORD_AFTER_S
-        self._alike = Counter[ev.Observe]()  # rounds of the same time: many went alike
+        self._alike: dict[tuple[str, int, int, int], int] = {}  # rounds of the same time by what is told of them: many went alike
         self._rounds = telemetry.counter("specdec.rounds")
         self._decided = telemetry.counter("specdec.decided.tokens")
         self._drafted_length = telemetry.histogram("specdec.draft.length")
@@ -70,7 +70,8 @@ class Observer:
 
     def later_round(self, told: ev.Observe, trace: SessionTrace) -> None:
         """The same for a round. Rounds that went alike are recorded in one piece."""
-        self._alike[told] += 1
+        alike = told.outcome, told.num_verified, told.num_accepted, told.num_decided
+        self._alike[alike] = self._alike.get(alike, 0) + 1
         if trace is not UNTRACED:
             self.later(trace.round, told, time.time_ns())
         elif not self._unrecorded:
@@ -82,11 +83,11 @@ class Observer:
 
     def _record(self) -> None:
         waiting, self._unrecorded = self._unrecorded, []
-        alike, self._alike = self._alike, Counter()
+        alike, self._alike = self._alike, {}
         for record, what in waiting:
             record(*what)
         for told, times in alike.items():
-            self.round(told, times)
+            self.round(ev.Observe(*told), times)
 
     def watch(self, driver: Driver) -> None:
         """Levels, read when they are scraped."""

@@ -43,12 +43,14 @@ class _Usual:
         self.means, self._seen, self._memory = list(means), list(seen), memory
 
     def meet(self, position: int, chance: float) -> None:
-        if position == len(self.means):
-            self.means.append(chance)
+        means = self.means
+        if position == len(means):
+            means.append(chance)
             self._seen.append(0.0)
-        if position < len(self.means):
-            self._seen[position] = min(self._seen[position] + 1, self._memory)
-            self.means[position] += (chance - self.means[position]) / self._seen[position]
+        if position < len(means):
+            seen = self._seen[position] + 1
+            self._seen[position] = seen = seen if seen < self._memory else self._memory
+            means[position] += (chance - means[position]) / seen
 
     def heir(self) -> _Usual:
         """Begins where this one is, and forgets it sooner."""
@@ -135,8 +137,9 @@ class SessionSurvival:
         for position in range(min(verified, accepted + 1, len(confidences))):
             confidence, stood = confidences[position], position < accepted
             chance = self._chance(position, confidence)
-            self._shift = max(-MOST_SHIFT, min(MOST_SHIFT, self._shift + self._step * (stood - chance)))
-            self._step = max(LAST_STEP, 0.95 * self._step)
+            shift, step = self._shift + self._step * (stood - chance), 0.95 * self._step
+            self._shift = shift if -MOST_SHIFT < shift < MOST_SHIFT else math.copysign(MOST_SHIFT, shift)
+            self._step = step if step > LAST_STEP else LAST_STEP
             self._common.learn(position, confidence, stood)
             chance = self._chance(position, confidence)
             self._usual.meet(position, chance)
