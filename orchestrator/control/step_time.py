@@ -13,7 +13,7 @@ MEMORY = 30.0  # steps a mean remembers
 ENOUGH = 3.0  # steps of so many rows until their mean is believed
 BESIDE = 0.06  # part of a count that others may differ from it to lend it their means: the best of many is else one that was underrated
 OUTLIER = 1.5  # of the mean: what is above counts as this
-ROUGH = 0.01  # part of a mean by which it may have moved since the curve was made
+ROUGH, HEAVIER = 0.01, 0.05  # part of a mean, and of its weight among its neighbours, by which it may have moved since the curve was made
 MIN_SLOPE = 0.002  # of a step's time, per row, where nothing was seen
 
 
@@ -22,7 +22,7 @@ class StepTime:
         self._mean: dict[int, float] = {}
         self._seen: dict[int, float] = {}
         self._curve: list[tuple[int, float]] | None = None
-        self._fitted: dict[int, float] = {}  # the means that the curve was made of
+        self._fitted: dict[int, tuple[float, float]] = {}  # the means that the curve was made of, and their weights
 
     def learn(self, rows: int, took_ms: float) -> None:
         """A step of `rows` rows took so long."""
@@ -31,8 +31,13 @@ class StepTime:
         weight = 1 / min(seen + 1, MEMORY)
         self._mean[key] = mean + weight * (min(took_ms, OUTLIER * mean) - mean)
         self._seen[key] = min(seen + 1, MEMORY)
-        if self._curve is not None and (seen < ENOUGH or abs(self._mean[key] - self._fitted[key]) > ROUGH * self._fitted[key]):
+        if self._curve is not None and not self._fits(key):
             self._curve = None
+
+    def _fits(self, key: int) -> bool:
+        """Whether the curve is still about that of these means."""
+        mean, seen = self._fitted.get(key, (0.0, 0.0))
+        return abs(self._mean[key] - mean) <= ROUGH * mean and self._seen[key] <= (1 + HEAVIER) * seen
 
     @property
     def known(self) -> bool:
@@ -89,7 +94,7 @@ class StepTime:
                 total = blocks[-1][1] + weight
                 blocks[-1] = [(blocks[-1][0] * blocks[-1][1] + mean * weight) / total, total, blocks[-1][2] + count]
         levels = [mean for mean, _, count in blocks for _ in range(int(count))]
-        self._curve, self._fitted = list(zip(keys, levels, strict=True)), dict(self._mean)
+        self._curve, self._fitted = list(zip(keys, levels, strict=True)), {key: (self._mean[key], self._seen[key]) for key in keys}
         return self._curve
 
 
