@@ -54,6 +54,13 @@ def test_before_anything_is_known_the_confidence_is_believed() -> None:
     assert SessionSurvival(Survival(0.3)).gains((0.0,)) == pytest.approx([0.3])
 
 
+@given(st.lists(st.floats(0.0, 1.0), max_size=8), st.floats(0.0, 1.2), st.integers(0, 50))
+@settings(max_examples=100, deadline=None)
+def test_how_many_slots_are_worth_it_is_what_their_gains_say(confidences: list[float], threshold: float, seed: int) -> None:
+    session = taught(Survival(), 0.6, seed % 7, seed=seed)
+    assert session.worth(confidences, threshold) == worth(session.gains(confidences), threshold)
+
+
 def test_slots_that_were_not_verified_teach_nothing() -> None:
     """Nor do those behind the first refused one: under the standard method a later round draws at their places with the same noise."""
     one, other = SessionSurvival(Survival()), SessionSurvival(Survival())

@@ -93,3 +93,43 @@ def test_methods_that_nobody_knows_share_a_label() -> None:
 
     assert status.method_label("specdec.v1.GenerationService/Generate") == "specdec.v1.GenerationService/Generate"
     assert status.method_label("specdec.v1.GenerationService/MadeUp") == status.method_label("x") == status.OTHER_METHOD
+
+
+def told(histogram: Histogram) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
+    return [(sample.name, tuple(sorted(sample.labels.items())), sample.value) for sample in histogram.read().samples]
+
+
+def test_what_records_one_series_records_as_the_histogram_does() -> None:
+    one, other = (Histogram("x", Metric(Kind.HISTOGRAM, "s", "", ("phase", "kind"), (0.1, 1.0))) for _ in range(2))
+    wire, text = one.series({"kind": "a"}, phase="wire"), one.series(phase="text")
+    assert told(one) == [], "a series that saw nothing is not there"
+    for value, times in ((0.05, 1), (0.1, 3), (5.0, 2)):
+        wire(value, times)
+        other.record(value, {"kind": "a"}, times, phase="wire")
+    one.record(0.5, {"kind": "a"}, phase="wire")
+    wire(0.5)
+    text(0.2)
+    other.record(0.5, {"kind": "a"}, 2, phase="wire")
+    other.record(0.2, phase="text")
+    assert told(one) == told(other)
+
+
+def test_a_series_that_came_too_late_is_counted_as_other_each_time() -> None:
+    histogram = Histogram("x", Metric(Kind.HISTOGRAM, "s", "", ("id",), (1.0,)))
+    early = histogram.series(id="early")
+    early(0.5)
+    for number in range(MAX_SERIES - 1):
+        histogram.record(0.5, id=number)
+    late = histogram.series(id="late")
+    for _ in range(3):
+        late(0.5)
+        early(0.5)
+    assert histogram.left_out == 3
+    counts = {labels: value for name, labels, value in told(histogram) if name.endswith("_count")}
+    assert counts[(("id", OTHER),)] == 3 and counts[(("id", "early"),)] == 4
+
+
+def test_a_series_with_an_unknown_label_is_refused() -> None:
+    histogram = Histogram("x", Metric(Kind.HISTOGRAM, "s", "", ("id",), (1.0,)))
+    with pytest.raises(ValueError, match="labels"):
+        histogram.series(idea="x")(0.5)
