@@ -27,6 +27,10 @@ class Lateness:
         seen = known[0] = min(known[0] + 1.0, max(MEMORY_ROUNDS, EACH * sessions))
         known[1] += ((not late) - known[1]) / seen
 
+    def known(self) -> list[str]:
+        """Those that enough is known of."""
+        return [name for name, (seen, _) in self._known.items() if seen >= FEW_ROUNDS]
+
     def far_better(self, name: str) -> list[str]:
         """The others where a session is sure to do far better."""
         seen, mine = self._known.get(name, (0.0, 0.0))

@@ -129,9 +129,9 @@ class Pool:
             self.ejection.bad(name, Trouble.LATE)
 
     def stalled(self, name: str) -> None:
-        """A session waited for this draft as long as is allowed, in vain. Where there are others and none is far better, all are slow."""
-        others, better = {peer.name for peer in self.eligible()} - {name}, self._lateness.far_better(name)
-        if not others or others.intersection(better):
+        """A session waited for this draft as long as is allowed, in vain. Where others are known and none is far better, all are slow."""
+        others = {peer.name for peer in self.eligible()} - {name}
+        if not others or others.difference(self._lateness.known()) or others.intersection(self._lateness.far_better(name)):
             self.ejection.bad(name, Trouble.STALL)
 
     def fell(self, name: str) -> None:

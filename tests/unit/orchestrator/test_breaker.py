@@ -312,6 +312,29 @@ async def test_drafts_that_are_all_late_are_all_kept(monkeypatch: pytest.MonkeyP
         assert all(map(ejection.closed, ("d0:1", "d1:1"))) is not twin
 
 
+@pytest.mark.parametrize(
+    ("drafts", "mine", "other", "counts"),
+    [
+        (1, None, None, True),
+        (2, None, None, True),  # all sessions of a target may share one draft: what the other is worth nobody knows yet
+        (2, 0.0, None, True),
+        (2, 0.0, 0.0, False),  # all are slow
+        (2, 0.0, 1.0, True),
+        (2, 0.9, 1.0, False),
+    ],
+)
+async def test_whose_stalls_count(
+    monkeypatch: pytest.MonkeyPatch, drafts: int, mine: float | None, other: float | None, counts: bool
+) -> None:
+    pool = Pools(monkeypatch, drafts=drafts).driver.pools.drafts
+    for name, in_time in (("d0:1", mine), ("d1:1", other)):
+        for number in range(0 if in_time is None else 100):
+            pool._lateness.round(name, number >= 100 * (in_time or 0.0))
+    for _ in range(int(LIMIT) + 1):
+        pool.stalled("d0:1")
+    assert pool.ejection.closed("d0:1") is not counts
+
+
 async def test_a_draft_that_drains_is_none_that_serves(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody is placed there any more: the gauge and the log are to say that the targets are alone."""
     caplog.set_level(logging.INFO)

@@ -38,11 +38,11 @@ def test_few_rounds_say_nothing_of_either() -> None:
     lateness = Lateness()
     told(lateness, "good", 1.0, few)
     told(lateness, "bad", 0.0, few)
-    assert lateness.far_better("bad") == [] and lateness.far_better("nobody") == []
+    assert lateness.far_better("bad") == [] and lateness.far_better("nobody") == [] and lateness.known() == []
     told(lateness, "bad", 0.0, 1)
     assert lateness.far_better("bad") == [], "the other may have been lucky"
     told(lateness, "good", 1.0, 1)
-    assert lateness.far_better("bad") == ["good"]
+    assert lateness.far_better("bad") == ["good"] and lateness.known() == ["good", "bad"]
 
 
 def test_a_draft_that_hangs_is_found_out_within_its_memory() -> None:
