@@ -1,8 +1,10 @@
 """gRPC options of both ends of every hop, in one place, since they only make sense together.
 
-Keepalive: a client pings after 30 s without traffic and gives a connection up 10 s later. A server tolerates pings 10 s apart, also
-without a call; Python's default of 300 s would answer our own clients with GOAWAY too_many_pings (grpc/grpc#9902). Outside clients
-may ping every 10 s or slower.
+Keepalive: both ends ping after 20 s without traffic and give a connection up when a ping goes 20 s without its answer. It is ping_timeout
+that says so, for every ping: the core library never starts the timer of keepalive_timeout (grpc/grpc#34647), and has one ping under way at
+a time, often one that measures the bandwidth, which by default is waited for a minute. What keepalive_timeout does bound is how long the
+kernel waits for bytes to be acknowledged (TCP_USER_TIMEOUT). A server tolerates pings 10 s apart, also without a call; Python's default of
+300 s would answer our own clients with GOAWAY too_many_pings (grpc/grpc#9902). Outside clients may ping every 10 s or slower.
 Size: 64 MB a message, both ways, both ends of an inner hop, and nothing is unlimited. What clients send is less: two million ids, text and
 a grammar fit into 16 MB, and a message that is read takes several times its size.
 Pending: a surge of calls that comes faster than Python can take them waits in the core library. Beyond what may wait there calls are
@@ -20,8 +22,9 @@ import grpc.aio
 
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_CALL_BYTES = 16 << 20  # of one message of a client
-KEEPALIVE_TIME_MS = 30_000
+KEEPALIVE_TIME_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
+PING_TIMEOUT_MS = 20_000  # the answer may wait behind what fills a narrow wire
 MIN_PING_INTERVAL_MS = 10_000  # the fastest ping a client of ours, or anybody's, may send
 MAX_RECONNECT_BACKOFF_MS = 2_000
 MAX_PENDING_CALLS, MOST_PENDING_CALLS = 4096, 5120  # that a busy process has not looked at yet: beyond, ever more are cancelled, then all
@@ -37,6 +40,7 @@ _SIZES: Options = [
 _KEEPALIVE: Options = [
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]

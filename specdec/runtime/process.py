@@ -14,7 +14,7 @@ from collections.abc import Callable
 from specdec.runtime.settings import CommonSettings, SettingsError
 
 _PR_SET_PDEATHSIG = 1
-COLLECT_EVERY = (100_000, 20, 50)  # new objects; young collections until a middle one; middle ones until a full one
+COLLECT_EVERY = (100_000, 4, 50)  # new objects; young collections until a middle one; middle ones until a full one
 
 
 def prepare(settings: CommonSettings) -> None:
@@ -45,7 +45,7 @@ def die_with_parent(signal_number: int) -> None:
 
 def rarely_collect() -> None:
     """For a process that makes small objects all the time and few cycles: what was loaded is never looked at again, and young objects only
-    by the ten thousand. Python's default, every 700 of them and often all there are, costs a sixth of an orchestrator's time and pauses of
+    by the hundred thousand. Python's default, every 700 of them and often all there are, costs a sixth of an orchestrator's time and pauses of
     50 ms among a thousand sessions. Call it when everything is loaded."""
     gc.collect()
     gc.freeze()
