@@ -143,6 +143,8 @@ def test_f132_the_pair_of_keepalive_options_fits() -> None:
     client, server = dict(channels.channel_options()), dict(channels.server_options())
     assert client["grpc.keepalive_time_ms"] >= server["grpc.http2.min_ping_interval_without_data_ms"]
     assert client["grpc.keepalive_permit_without_calls"] == server["grpc.keepalive_permit_without_calls"] == 1
+    for end in (client, server):
+        assert end["grpc.keepalive_time_ms"] + end["grpc.http2.ping_timeout_ms"] <= 40_000, "what the documents say of a dead connection"
     for size in ("grpc.max_send_message_length", "grpc.max_receive_message_length"):
         assert client[size] == server[size] == 64 << 20
 
