@@ -68,8 +68,21 @@ def test_blocks_count_by_token(meters: Meters, recorded: Recorded) -> None:
     assert recorded.of("gen_ai.server.time_to_first_token") == [0.1]
     assert recorded.of("gen_ai.server.time_per_output_token") == [0.01] * 12
     assert recorded.of("gen_ai.server.request.duration") == [0.22]
-    labels = recorded.values["gen_ai.server.request.duration"][0][1]
-    assert labels == {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "specdec"}
+    for name in ("request.duration", "time_to_first_token", "time_per_output_token"):
+        for _, labels in recorded.values[f"gen_ai.server.{name}"]:
+            assert labels == {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "specdec"}
+    assert recorded.of("specdec.delivered.tokens") == [1, 4, 4, 4], "nothing is no delivery"
+
+
+def test_what_it_took_to_make_text_is_known_of_tokens_that_leave_later_too(meters: Meters, recorded: Recorded) -> None:
+    """A character or a stop string may be begun: the ids became text, and none of it leaves yet."""
+    with meters.request("", chat=False) as meter:
+        for count in (2, 0):
+            began = meter.now()
+            recorded.now += 0.003
+            meter.tokens(count, 0, began)
+        meter.tokens(1)
+    assert recorded.values["specdec.round.duration"] == [(pytest.approx(0.003), {"phase": "text"})] * 2
 
 
 def test_the_sum_over_tokens_is_the_time_after_the_first(meters: Meters, recorded: Recorded) -> None:

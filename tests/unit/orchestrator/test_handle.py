@@ -7,18 +7,28 @@ import asyncio
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.handle import Handle, Undelivered, Wake
-from orchestrator.output import TokensDecided
+from orchestrator.handle import MAX_UNDELIVERED, Handle, Undelivered, Wake
+from orchestrator.output import Ended, GenerationStats, TokensDecided
 from orchestrator.tally import Tally
 from specdec import terms
+from specdec.errors import DeadlineExceeded
 
 PLAIN, KEPT = terms.Origin.PLAIN, terms.Origin.ACCEPTED
 ENTRY = terms.TokenLogprobs(-0.5)
 
 
 class Nobody:
+    """In a driver's place."""
+
+    def __init__(self) -> None:
+        self.fed: list[ev.Event | None] = []
+
     def feed(self, session_id: str, event: ev.Event | None) -> None:
-        pass
+        self.fed.append(event)
+
+
+def some(count: int) -> ev.Deliver:
+    return ev.Deliver((7,) * count, (), (PLAIN,) * count)
 
 
 async def waits(wake: Wake) -> None:
@@ -67,3 +77,45 @@ async def test_what_waits_together_comes_out_as_one_in_order() -> None:
     answer.deliver(ev.Deliver((), (), (), (ENTRY,)))
     assert await anext(events) == (0, TokensDecided((), (), (), (ENTRY,)))
     assert answer.waiting == []
+
+
+async def test_a_reader_is_behind_by_tokens_and_told_so_once_until_it_has_taken_them() -> None:
+    driver = Nobody()
+    answer = Undelivered(driver, "s", Tally(3), Wake())
+    for _ in range(2):
+        driver.fed.clear()
+        answer.deliver(some(MAX_UNDELIVERED - 2))
+        answer.deliver(some(2))
+        assert driver.fed == [], "so many may wait"
+        answer.deliver(some(1))
+        answer.deliver(some(5))
+        assert driver.fed == [ev.ReaderBehind()]
+        taken = answer.take()
+        assert isinstance(taken, TokensDecided) and len(taken.tokens) == MAX_UNDELIVERED + 6
+        assert driver.fed == [ev.ReaderBehind(), ev.ReaderCaughtUp()]
+        answer.deliver(some(MAX_UNDELIVERED))
+        assert len(driver.fed) == 2 and answer.take() is not None and len(driver.fed) == 2
+
+
+async def test_who_never_reads_hears_how_much_waited() -> None:
+    driver, wake = Nobody(), Wake()
+    answer = Undelivered(driver, "s", Tally(3), wake, max_unread_ms=1.0)
+    answer.deliver(some(MAX_UNDELIVERED))
+    answer.deliver(some(3))
+    async with asyncio.timeout(20):
+        while answer.ending is None:
+            await asyncio.sleep(0.001)
+    assert isinstance(answer.ending, DeadlineExceeded) and f"while {MAX_UNDELIVERED + 3} tokens waited" in str(answer.ending)
+    assert driver.fed == [ev.ReaderBehind(), ev.Cancelled()]
+
+
+async def test_the_end_follows_the_last_tokens_without_another_event() -> None:
+    """Both wait when the client comes back: nothing else will wake it."""
+    wake, stats = Wake(), GenerationStats()
+    one, other = (Undelivered(Nobody(), name, Tally(3), wake) for name in "ab")
+    for answer in (one, other):
+        answer.deliver(some(1))
+        answer.end(Ended(terms.FinishReason.LENGTH, None, stats))
+    async with asyncio.timeout(20):
+        got = [(index, type(event)) async for index, event in Handle([one, other], wake)]
+    assert got == [(0, TokensDecided), (1, TokensDecided), (0, Ended), (1, Ended)]

@@ -87,6 +87,74 @@ def test_whose_block_it_is() -> None:
     assert choice is not None and not choice[0].own
 
 
+# --- what waits at the target behind a block that is in flight -------------------------------------------------------
+
+
+def waiting(made: Sources, block: Block, chain: Block = EMPTY) -> tuple[tuple[int, ...], str]:
+    found = made.further(block, chain)
+    assert len(found.distributions) == len(found.tokens)
+    return found.tokens, found.source
+
+
+def chain(*tokens: int) -> Block:
+    return Block(tokens, (None,) * len(tokens), "draft", (0.9,) * len(tokens))
+
+
+def repeated(k: int = 2, **request: Any) -> Sources:
+    """1, 2, 3 has occurred: 4, 5, 6, 7, 1, 2, 3, 4 is what followed."""
+    made = sources(lookup=2, k=k, **request)
+    made.commit((4, 5, 6, 7, *PROMPT, 4), ())
+    return made
+
+
+def test_a_lookup_says_how_the_block_ends_and_goes_on_behind_it() -> None:
+    made = repeated()
+    assert waiting(made, Block((5, 6), (None, None))) == ((5, 6, 7, 1, 2), "ngram"), "one token that the round decides, then K"
+    assert waiting(made, EMPTY) == ((5, 6, 7), "ngram")
+    assert made.further(Block((5, 9), (None, None)), EMPTY) is EMPTY, "what it ends with has not occurred"
+    assert made.further(Block((3, 4), (None, None)), EMPTY).tokens == (3, 4, 5, 6, 7)
+    none = sources(lookup=0)
+    none.commit((4, 5, 6, 7, *PROMPT, 4), ())
+    assert none.further(Block((5, 6), (None, None)), EMPTY) is EMPTY
+
+
+def test_a_lookup_that_only_says_how_the_block_ends_is_nothing_to_go_on_with() -> None:
+    made = repeated()
+    assert made.further(Block((5, 6, 7, 1, 2), (None,) * 5), EMPTY).tokens == (5, 6, 7, 1, 2, 3, 4)
+    assert made.further(Block((5, 6, 7, 1, 2, 3), (None,) * 6), EMPTY) is EMPTY, "the text ends with 3, 4"
+
+
+def test_the_drafts_chain_goes_first_where_it_leads_beyond_an_outcome_of_the_block() -> None:
+    made = repeated()
+    block = Block((5, 6), (None, None))
+    assert waiting(made, block, chain(5, 6, 8, 9, 10, 11)) == ((5, 6, 8, 9, 10), "draft"), "the outcome, then K"
+    assert waiting(made, block, chain(5, 9, 8)) == ((5, 9, 8), "draft"), "it is refused at the second"
+    assert made.further(block, chain(5, 9)) is EMPTY, "an outcome alone is nothing to go on with"
+    assert waiting(made, block, chain(5, 6, 7)) == ((5, 6, 7, 1, 2), "ngram"), "behind the draft's outcome"
+
+
+def test_a_pace_decides_how_much_of_a_lookup_is_worth_it_and_which_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = repeated(), list[tuple[int, bool]]()
+    block, ahead = Block((5, 6), (None, None)), chain(5, 6, 7, 9)
+
+    def first(self: FixedPace, guess: int, ready: bool) -> bool:
+        asked.append((guess, ready))
+        return True
+
+    monkeypatch.setattr(FixedPace, "lookup_first", first)
+    assert waiting(made, block, ahead) == ((5, 6, 7, 1, 2), "ngram")
+    assert waiting(made, block) == ((5, 6, 7, 1, 2), "ngram")
+    assert asked == [(2, True), (2, False)]
+    monkeypatch.setattr(FixedPace, "length", lambda self, source, confidences: 1)
+    assert waiting(made, block, ahead) == ((5, 6, 7, 1), "ngram")
+    monkeypatch.setattr(FixedPace, "length", lambda self, source, confidences: 0 if source == "ngram" else 1)
+    assert waiting(made, block, ahead) == ((5, 6, 7, 9), "draft")
+    assert made.further(block, EMPTY) is EMPTY
+    monkeypatch.setattr(FixedPace, "length", lambda self, source, confidences: 2)
+    monkeypatch.setattr(FixedPace, "lookup_first", lambda self, guess, ready: False)
+    assert made.further(block, EMPTY) is EMPTY
+
+
 @pytest.mark.parametrize(("k", "max_block", "max_tokens", "window", "length"), [
     (2, 16, 100, 1000, 9), (2, 5, 100, 1000, 5), (2, 16, 6, 1000, 4), (2, 16, 100, 9, 4), (2, 16, 2, 1000, 0), (0, 16, 100, 1000, 0),
     (2, 2, 100, 1000, 2),
