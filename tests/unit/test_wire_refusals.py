@@ -135,3 +135,28 @@ def test_f51_proposal_lists_that_do_not_fit() -> None:
     ):
         with pytest.raises(ProtocolFault):
             wire.draft_event_from_wire(draft_pb2.DraftEvent(proposal=proposal))
+
+
+UNCARRIABLE: dict[str, Any] = {
+    "max_tokens": -1,
+    "temperature": "warm",
+    "allowed_token_ids": (1, -1),
+    "banned_token_ids": (2**40,),
+    "stop_token_ids": ("</s>",),
+    "logit_bias": {-1: 0.5},
+    "grammar": terms.Grammar(terms.GrammarForm.REGEX, "\ud800"),
+}
+
+
+@pytest.mark.parametrize("name", UNCARRIABLE)
+def test_a_parameter_that_the_wire_cannot_carry_is_named(name: str) -> None:
+    """Whichever stands before and behind it."""
+    with pytest.raises(InvalidRequest) as caught:
+        wire.sampling_to_wire(terms.SamplingParams(**{name: UNCARRIABLE[name]}))
+    assert caught.value.field == f"sampling.{name}"
+
+
+def test_an_explicit_zero_is_carried() -> None:
+    message = wire.sampling_to_wire(terms.SamplingParams(temperature=0.0, logprobs=0, stop_token_ids=(0,), logit_bias={0: 0.0}))
+    assert message.HasField("temperature") and message.HasField("logprobs")
+    assert list(message.stop_token_ids) == [0] and dict(message.logit_bias) == {0: 0.0}

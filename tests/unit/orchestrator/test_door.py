@@ -146,3 +146,26 @@ async def test_F80_a_reader_that_comes_back_in_time_goes_on(monkeypatch: pytest.
     assert first + await fetch(handle) == answer_of(prompt_of("never reads"), 2500)
     await settle()
     pools.check_empty()
+
+
+async def test_a_session_that_finds_no_room_any_more_asks_again_until_a_target_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait are held back by it, also when it had room elsewhere before."""
+    pools = Pools(monkeypatch, drafts=0)
+    target, asks = pools.targets[0], pools.driver._door.admission.asks
+    target.silent = True
+    handle = pools.start("s", count=40)
+    await settle()
+    assert asks("s")
+    for _ in range(2):
+        (kept,) = target.kept
+        target.kept.clear()
+        target.say(kept)
+        assert not asks("s"), "a result is room"
+        await settle()
+    (kept,) = target.kept
+    target.kept.clear()
+    target.say(terms.Answer("s", kept.epoch, kept.round, terms.NoRoom(1)))
+    assert asks("s")
+    target.silent = False
+    assert await asyncio.wait_for(fetch(handle), 20) == answer_of(prompt_of("s"), 40)
+    assert not asks("s")
