@@ -151,7 +151,6 @@ def _byte_of_char() -> dict[str, int]:
 BYTE_OF_CHAR = _byte_of_char()
 
 
-@functools.lru_cache(1 << 14)
 @functools.lru_cache(maxsize=1 << 15)
 def byte_level_bytes(token: str) -> bytes:
     """Bytes of a byte-level token; a token with a foreign character is taken literally, as the library does."""
