@@ -21,7 +21,7 @@ import grpc
 from orchestrator.discovery.names import DEFAULT_POOL
 from orchestrator.toll import Toll
 from specdec import terms, wire
-from specdec.errors import Mismatch, SpecdecError, Unavailable
+from specdec.errors import Mismatch, ProtocolFault, SpecdecError, Unavailable
 from specdec.runtime.channels import MAX_MESSAGE_BYTES, open_channel
 from specdec.runtime.diagnosis import why
 from specdec.runtime.tls import Dialler
@@ -244,6 +244,8 @@ class Peer:
     async def _read(self, call: Any) -> None:
         toll, loop = Toll(), asyncio.get_running_loop()
         while (message := await call.read()) is not grpc.aio.EOF:
+            if message is None:
+                raise ProtocolFault("it sent what is no message")
             self._heard_in_tick, began = True, loop.time()
             heard = self.dialect.decode(message)
             if heard.beat is not None:

@@ -1,4 +1,4 @@
-"""What the scaler's port accepts, made strange, and what another orchestrator answers: no crash, no hang, and good questions are answered."""
+"""What the scaler's port accepts, made strange, and what another orchestrator answers: no crash, no hang, good ones are answered."""
 
 from __future__ import annotations
 
