@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,15 @@ def test_each_phase_has_its_own_time(telemetry: Telemetry) -> None:
     observer.stepped(4, 10_000, 3)
     observer.waited(0.004)
     assert phases(telemetry) == {"queue": (1, 0.002), "wire": (1, 0.038), "engine": (3, 0.03), "wait": (1, 0.004)}
+
+
+def test_a_trace_hears_of_the_same_times(telemetry: Telemetry) -> None:
+    times: list[tuple[float | None, ...]] = []
+    trace: Any = SimpleNamespace(timed=lambda *seconds: times.append(seconds))
+    observer, heard = Observer(telemetry), Heard((), rows=4, engine_us=10_000)
+    observer.answered(answer(), 0.05, heard, trace)
+    observer.answered(answer(), None, heard, trace)
+    assert times == [(0.002, 0.01, pytest.approx(0.038)), (0.002, 0.01, None)]
 
 
 def test_what_was_not_asked_for_crossed_no_wire_and_clocks_differ(telemetry: Telemetry) -> None:
