@@ -137,14 +137,36 @@ def test_no_setting_of_ours_looks_like_a_service_link() -> None:
     assert not [name for name in names.known_elsewhere() if _is_service_link(PREFIX + name, "1")]
 
 
-@pytest.mark.parametrize("role", names.SETTINGS)
-def test_the_table_of_names_equals_the_dataclasses(role: str) -> None:
+def settings_of(role: str) -> type[CommonSettings]:
     package = {"target": "target_service", "draft": "draft_service"}.get(role, role)
     module = importlib.import_module(f"{package}.settings")
     (cls,) = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__ and issubclass(c, CommonSettings)]
+    return cls
+
+
+@pytest.mark.parametrize("role", names.SETTINGS)
+def test_the_table_of_names_equals_the_dataclasses(role: str) -> None:
+    cls = settings_of(role)
     fields = {name.upper() for name in cls.__dataclass_fields__}
     assert fields == names.SETTINGS[role]
     assert fields >= names.COMMON == {name.upper() for name in CommonSettings.__dataclass_fields__}
+
+
+AT_ONCE = {"STEP_DEADLINE_MS", "PLACEMENT_WAIT_MS", "HUNG_STEP_MS"}  # 0 would end every round, session or process
+
+
+@pytest.mark.parametrize("role", names.SETTINGS)
+def test_F82_F170_no_wait_is_negative_or_without_end(role: str) -> None:
+    """-1 means "for ever" in some places, "at once" in others. And who hangs is noticed within a minute unless told otherwise."""
+    cls = settings_of(role)
+    waits = [name for name in names.SETTINGS[role] if name.endswith("_MS")]
+    assert len(waits) > 3
+    for name in waits:
+        for value in ("-1", "inf", "nan", *(["0"] if name in AT_ONCE else [])):
+            with pytest.raises(SettingsError, match=f"SPECDEC_{name}\\b"):
+                load(cls, {"SPECDEC_MODEL": "m", "SPECDEC_TOKENIZER": "t", "SPECDEC_TARGETS": "a:1", f"SPECDEC_{name}": value})
+    if "HUNG_STEP_MS" in waits:
+        assert cls.__dataclass_fields__["hung_step_ms"].default <= 60_000
 
 
 @pytest.mark.parametrize("service", ["draft_service", "target_service"])
