@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.control.desk import Desk
-from orchestrator.control.machine import Machine
+from orchestrator.control.machine import AT_REST_MS, CHOOSE_EVERY_MS, EACH_MS, Machine
 from orchestrator.control.regime import MEMORY_ROUNDS, OUTLIER, Answer, CalmMean, Mean, Regime, Way
 from orchestrator.control.survival import LAST_STEP, LEAST, MOST_SHIFT, OWN_MEMORY, POSITIONS, SessionSurvival, Survival
 from specdec import terms
@@ -47,9 +47,9 @@ def test_times_are_calm_and_shares_are_not() -> None:
     for value in (1.0, 1.2, 0.8, 1.2, 0.8, 1.2, 1000.0):
         answer.learn(value, MEMORY_ROUNDS)
     assert answer.mean.value < 2.0 and answer.spread.value < 1.0
-    for found in (*[False] * 19, True):
+    for found in (True, *[False] * 19, True):
         regime.learn_answer(3, None if found else 1.0, 1)
-    assert regime.ready.value == pytest.approx(1 / 20)
+    assert regime.ready.value == pytest.approx(2 / 21)
 
 
 # --- survival ---------------------------------------------------------------------------------------------------------
@@ -151,3 +151,28 @@ def test_a_look_is_rarer_the_more_sessions_other_targets_have() -> None:
     for name in "abc":
         desk.heard(name, 4, 10_000, (terms.Answer("s", 1, 1, result),))
     assert [machine.elsewhere for machine in machines] == [420, 403, 23]
+
+
+@pytest.mark.parametrize(
+    ("way", "sessions", "elsewhere", "apart_ms"),
+    [
+        (Way.PLAIN, 2, 0, AT_REST_MS),
+        (Way.GOING, 2, 0, CHOOSE_EVERY_MS),
+        (Way.GOING, 2, 25, 27 * EACH_MS),
+        (Way.GOING, 1, 0, 1.0),  # whoever is alone loses by every round that goes the wrong way, and is looked at for little
+        (Way.PLAIN, 1, 500, 1.0),
+    ],
+)
+def test_how_long_it_is_from_one_look_to_the_next(way: Way, sessions: int, elsewhere: int, apart_ms: float) -> None:
+    machine, looks = Machine(), list[float]()
+    seated(machine, sessions)
+    machine._adaptive, machine._load.way, machine.elsewhere = 1, way, elsewhere
+    machine._decide = looks.append  # type: ignore[method-assign]
+    for at_ms in range(1000, 2000):
+        machine._stale = True
+        machine.decide(float(at_ms))
+    assert looks[1] - looks[0] == looks[-1] - looks[-2] == apart_ms
+    machine.decide(5000.0)
+    seen = len(looks)
+    machine.decide(9000.0)
+    assert len(looks) == seen, "nothing was learned since"
