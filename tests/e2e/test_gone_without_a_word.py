@@ -25,7 +25,7 @@ from tests.e2e.network import Link
 from tests.tiny import save_tiny
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
-PING_MS = 600  # for the 20 s until a ping, and for those until its answer
+PING_MS = 600  # for the 12 s until a ping, and the 28 s until its answer
 HUNG_MS = 1000  # for 10 s
 STEP_S = 0.06  # least time of a step, where an answer is to last
 FOUND_S = 8.0  # both of that, a lease, and a busy machine
