@@ -3,15 +3,16 @@ one. docs/operations.md and docs/benchmarks.md have what was measured on a quiet
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import time
 from pathlib import Path
 
 import pytest
 
-from specdec.bench import failover
+from specdec.bench import failover, overload
 from specdec.bench.prompts import load_prompts
-from specdec.bench.sim import run
+from specdec.bench.sim import folder, run
 from specdec.bench.system import Models
 from specdec.client import Client
 from specdec.errors import Unavailable
@@ -25,6 +26,8 @@ DRAFT_MS = 100.0  # beside the round, until one goes on without its draft
 BUSY_MS = 250.0  # the scheduler's share
 AWAY_S = 60.0
 BACK_S = 3.0  # after its port is open
+PLACES = 16
+OVERLOAD_S = 60.0
 TRIES = 3  # the best one counts: what a neighbour on this machine costs is nobody's promise
 SAMPLING = SamplingParams(max_tokens=96, temperature=0.0, ignore_eos=True)
 
@@ -100,3 +103,26 @@ def test_eight_targets_do_at_least_nine_tenths_of_eight_times_as_much() -> None:
         if ratios[-1] >= 0.9:
             return
     raise AssertionError(ratios)
+
+
+@pytest.mark.faults
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_ten_times_too_much_leaves_nine_tenths_of_the_peak(tmp_path: Path) -> None:
+    """For a minute. Who is let in waits as long as the room is, and nothing grows. Simulated engines: their steps are the limit."""
+    folder.write(tmp_path)
+    simulated = {"ENGINE_PATH": "sim", "KV_TOKENS": "16384"}
+    target, draft = {"SIM": "step-ms=120,row_ms=0.1"}, {"SIM": "step-ms=12,row_ms=0,acceptance=0.7"}
+    places = {"MAX_RUNNING": str(PLACES), "MAX_WAITING": str(PLACES)}
+    with running(tmp_path, tmp_path, target=simulated | target, draft=simulated | draft, orchestrator=places) as stack:
+        pids = {process.role: process.popen.pid for process in (stack.orchestrators[0], stack.targets[0], stack.drafts[0])}
+        asked = argparse.Namespace(concurrency=[PLACES], peak_seconds=OVERLOAD_S / 2, seconds=OVERLOAD_S, factor=10.0, pids=pids)
+        async with Client(stack.endpoint) as one, Client(stack.endpoint) as two:
+            sampling = SamplingParams(max_tokens=32, ignore_eos=True)
+            told = await overload.measure(overload.Crowd([one, two], [[20 + i, 30, 40] for i in range(64)], sampling, 60.0), asked)
+    print("\n".join(overload.lines_of(told)))
+    assert told["goodput_of_peak"] >= 0.9 and not told["others"] and not told["not_sent"]
+    assert told["refused"] > 5 * told["answered"] and told["retry_after_ms"]["least"] > 0
+    assert told["latency_s"]["total_p99"] < 4 * told["peak_latency_s"]["total_p99"]  # a place's time, and as much in the room
+    grown = {role: after - told["memory_mib"]["before"][role] for role, after in told["memory_mib"]["after"].items()}
+    assert max(grown.values()) < 32, grown
