@@ -7,6 +7,7 @@ import pytest
 from orchestrator.control.desk import Desk
 from orchestrator.control.machine import AT_REST_MS, CHOOSE_EVERY_MS, EACH_MS, Machine
 from orchestrator.control.regime import MEMORY_ROUNDS, OUTLIER, Answer, CalmMean, Mean, Regime, Way
+from orchestrator.control.step_time import ROUGH, StepTime
 from orchestrator.control.survival import LAST_STEP, LEAST, MOST_SHIFT, OWN_MEMORY, POSITIONS, SessionSurvival, Survival
 from specdec import terms
 
@@ -104,6 +105,19 @@ def test_what_is_usual_of_a_session_follows_it() -> None:
     for _ in range(200):
         usual.meet(0, 0.8)
     assert usual._seen == [OWN_MEMORY] and usual.means == pytest.approx([0.8], abs=0.001)
+
+
+# --- step times -------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_that_is_asked_for_all_the_time_follows_a_machine_that_becomes_slower() -> None:
+    """At any age: its means no longer weigh more than they did, and move all the same."""
+    asked, quiet = StepTime(), StepTime()
+    for step, took_ms in enumerate([10.0] * 60 + [14.0] * 90):
+        for times in (asked, quiet):
+            times.learn(4, took_ms)
+        assert asked.at(4) == pytest.approx(10.0 if step < 60 else asked._mean[4], rel=2 * ROUGH)
+    assert asked.at(4) == pytest.approx(quiet.at(4), rel=2 * ROUGH) == pytest.approx(14.0, rel=0.1)
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

@@ -86,6 +86,20 @@ def test_a_step_is_due_after_many_results() -> None:
     assert going.waiting() is not None and going.runs
 
 
+def test_results_count_towards_the_next_step_while_no_path_waits_too() -> None:
+    """The target counts all that it tells under one round, and rests at its bound."""
+    going = Going(16)
+    going.grant(16)
+    for _ in range(MAX_UNASKED):
+        assert going.runs
+        going.commit(decided(5))
+    assert not going.runs
+    going.tell(path(5, 5))
+    assert going.waiting() is None
+    going.answered()
+    assert going.waiting() is not None and going.runs
+
+
 def test_of_a_placement_that_is_over_nothing_is_left() -> None:
     going = Going(4)
     going.grant(4)

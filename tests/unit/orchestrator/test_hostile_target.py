@@ -186,6 +186,23 @@ def test_F51_what_cannot_be_is_found_and_named(lie: dict[str, Any], told: str) -
         check_result(replace(SAID, **lie), ASKED, 4, (7, 8, 8), 0)
 
 
+@pytest.mark.parametrize(
+    ("lie", "entries", "told"),
+    [
+        ({"logprobs": SAID.logprobs}, 0, "2 log-probabilities came where 0 were asked for"),
+        ({"prompt_logprobs": SAID.logprobs}, 0, "2 log-probabilities of prompt tokens came where 0"),
+        ({}, 2, "0 log-probabilities of prompt tokens came where 2"),
+    ],
+)
+def test_F51_entries_that_nobody_asked_for_and_those_that_are_missing(lie: dict[str, Any], entries: int, told: str) -> None:
+    """Also of a request that wants none for its own tokens."""
+    request, said = replace(ASKED, sampling=replace(ASKED.sampling, logprobs=None)), replace(SAID, logprobs=())
+    check_result(said, request, 4, (7, 8, 8), 0)
+    check_result(replace(said, prompt_logprobs=SAID.logprobs), request, 4, (7, 8, 8), 2)
+    with pytest.raises(ProtocolFault, match=told):
+        check_result(replace(said, **lie), request, 4, (7, 8, 8), entries)
+
+
 def test_F51_an_end_of_sequence_that_is_ignored_ends_nothing() -> None:
     request, end = replace(ASKED, sampling=replace(ASKED.sampling, ignore_eos=True)), replace(SAID, finish=STOP, stop_token_id=2)
     with pytest.raises(ProtocolFault, match="cannot end it there"):
