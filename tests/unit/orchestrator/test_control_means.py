@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.control.adaptive import LOOKED_PRIOR, AdaptivePace
 from orchestrator.control.desk import Desk
 from orchestrator.control.machine import AT_REST_MS, CHOOSE_EVERY_MS, EACH_MS, Machine
 from orchestrator.control.regime import MEMORY_ROUNDS, OUTLIER, Answer, CalmMean, Mean, Regime, Way
 from orchestrator.control.step_time import ROUGH, StepTime
 from orchestrator.control.survival import LAST_STEP, LEAST, MOST_SHIFT, OWN_MEMORY, POSITIONS, SessionSurvival, Survival
+from orchestrator.events import Admitted
 from specdec import terms
 
 
@@ -190,3 +192,24 @@ def test_how_long_it_is_from_one_look_to_the_next(way: Way, sessions: int, elsew
     seen = len(looks)
     machine.decide(9000.0)
     assert len(looks) == seen, "nothing was learned since"
+
+
+@pytest.mark.parametrize("source", ["draft", "ngram"])
+def test_no_block_is_longer_than_was_asked_for_however_much_is_offered(source: str) -> None:
+    pace = Desk(0.0).pace(Admitted("s", (1, 2), 2, terms.SamplingParams(), 7, 100, 3, 8, adaptive=True), 1)
+    assert isinstance(pace, AdaptivePace) and pace.machine is None
+    offered = (0.99,) * 10
+    assert pace.length(source, offered) == 3, "at no target yet"
+    pace.moved("t")
+    assert pace.machine is not None and pace.machine.row_threshold == 0.0
+    assert pace.length(source, offered) == 3 and pace.length(source, offered[:2]) == 2
+    pace.machine.row_threshold = 1.0
+    assert pace.length(source, offered) == 0, "none is worth a row"
+
+
+def test_a_lookup_that_seldom_stands_and_then_at_length_counts_in_full() -> None:
+    pace = Desk(0.0).pace(Admitted("s", (1, 2), 2, terms.SamplingParams(), 7, 100, 3, 8, adaptive=True), 1)
+    assert isinstance(pace, AdaptivePace)
+    for tokens in (0.0, 0.0, 1.0, 0.0, 0.0, 9.0):
+        pace._mean_looked.learn(tokens, 100.0)
+    assert pace.looked == pytest.approx(10.0 / (6 + LOOKED_PRIOR))
