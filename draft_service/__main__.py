@@ -66,7 +66,11 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread | Non
     metrics = Metrics(runtime.telemetry, drafter, tracing)
     runtime.telemetry.gauge("specdec.step.age", lambda: step_age_s(thread.running_since))
     runtime.telemetry.gauge("specdec.memory", lambda: [(size, {"kind": kind}) for kind, size in engine.memory.items()])
-    worker = Worker(drafter, Stepper(engine), thread, metrics, settings.scaling_smoothing_ms / 1000)
+
+    def alive() -> bool:
+        return thread.alive(settings.hung_step_ms / 1000)
+
+    worker = Worker(drafter, Stepper(engine), thread, metrics, settings.scaling_smoothing_ms / 1000, lambda: not alive())
     tasks = [
         asyncio.create_task(worker.run(), name="draft-worker"),
         asyncio.create_task(beats(worker, metrics), name="draft-beats"),
@@ -82,9 +86,6 @@ async def build(settings: Settings, runtime: Runtime, thread: EngineThread | Non
         compilers.shutdown(wait=False, cancel_futures=True)
         thread.close(wait=False)
         tracing.end()
-
-    def alive() -> bool:
-        return thread.alive(settings.hung_step_ms / 1000)
 
     return Service(add=servicer.add_to, draining=worker.draining, drain=worker.drain, close=close, alive=alive)
 

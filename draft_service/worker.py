@@ -23,6 +23,7 @@ from specdec.errors import Overloaded, Unavailable
 from specdec.terms import Commit, DraftCommand, DraftLoad
 
 MAX_STREAMS = 256
+HANGS = "the engine of this draft hangs in a step"
 LEAVE_S, LEAVE_POLL_S = 1.0, 0.02  # for the orchestrators to move their sessions: four of our beats
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,9 +42,17 @@ class Observer(Protocol):
 
 
 class Worker:
-    def __init__(self, drafter: Drafter, stepper: Stepper, thread: Runner, observer: Observer, smoothing_s: float = 10.0) -> None:
-        """`smoothing_s`: the time constant of the demand that is told."""
-        self.drafter = drafter
+    def __init__(
+        self,
+        drafter: Drafter,
+        stepper: Stepper,
+        thread: Runner,
+        observer: Observer,
+        smoothing_s: float = 10.0,
+        hangs: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`smoothing_s`: the time constant of the demand that is told. `hangs`: whether a step has run for longer than any may."""
+        self.drafter, self._hangs = drafter, hangs
         self._demand = Demand(drafter.rounds, smoothing_s)
         self._stepper, self._thread, self._observer = stepper, thread, observer
         self._outboxes: dict[int, Outbox] = {}
@@ -54,7 +63,9 @@ class Worker:
         self._rhythm = Rhythm()
 
     def attach(self) -> tuple[int, Outbox]:
-        """A stream began: its number and where its events will be. Raises Overloaded."""
+        """A stream began: its number and where its events will be. Raises Overloaded, and Unavailable while the engine hangs."""
+        if self._hangs():
+            raise Unavailable(HANGS)
         if len(self._outboxes) >= MAX_STREAMS:
             raise Overloaded(f"{MAX_STREAMS} streams are open", RETRY_MS)
         self._streams += 1
@@ -98,7 +109,10 @@ class Worker:
                 outbox.put(event)
 
     def beat(self) -> None:
-        """A load report for every stream."""
+        """A load report for every stream. Where the engine hangs each is ended instead: nobody need wait for what will not come, and those
+        who dial again are told why."""
+        if self._hangs():
+            return self._end_all(HANGS)
         self._demand.period(self.drafter.num_sessions, time.monotonic())
         load = self._load()
         for outbox in self._outboxes.values():
@@ -124,8 +138,11 @@ class Worker:
         give_up_at = time.monotonic() + LEAVE_S
         while self.drafter.num_sessions and time.monotonic() < give_up_at:
             await asyncio.sleep(LEAVE_POLL_S)
+        self._end_all("this draft is stopping")
+
+    def _end_all(self, why: str) -> None:
         for outbox in self._outboxes.values():
-            outbox.end(Unavailable("this draft is stopping"))
+            outbox.end(Unavailable(why))
 
     async def run(self) -> None:
         """Until cancelled. At most one plan is with the engine."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import draft_service.__main__
 import orchestrator.peers
 from specdec.client import Client, FailoverClient
 from specdec.engine import EngineThread
@@ -125,6 +126,38 @@ async def test_an_engine_that_hangs_while_its_target_says_that_it_lives(
         assert [one.all() for one in again] == [want.all()] * 2 and not over.is_set()
         over.set()
         await asyncio.gather(*hanging)
+        await nothing_in([*made.targets, *made.drafts])
+
+
+async def test_F82_the_engine_of_a_draft_hangs_in_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engines: list[Pausing], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rounds go on without it; it lets go of its orchestrators, one line and the metrics say so, and it is back once the step is over."""
+    monkeypatch.setattr(draft_service.__main__, "EngineThread", Pausing)
+    over = threading.Event()
+    async with contextlib.AsyncExitStack() as exit:
+        made, want = await exit.enter_async_context(pools(tmp_path))
+        exit.callback(over.set)
+        draft = await made.begin_draft(hung_step_ms=HUNG_MS)
+        asked = await made.begin_orchestrator([made.targets[0].endpoint], [draft.endpoint], enable_adaptive_verification=False)
+        hanging: list[asyncio.Task[Any]] = []
+
+        async def hang() -> None:
+            hanging.append(asyncio.create_task(engines[-1].run(over.wait)))
+
+        async with asyncio.timeout(FOUND_S):
+            told = await streamed(Client(asked.endpoint), 10, hang)
+            while await gauge(asked, "specdec_spec_enabled"):
+                await asyncio.sleep(0.02)
+        assert told.all() == want.all() and not over.is_set()
+        assert ["hangs in a step" in record.__dict__["reason"] for record in caplog.records if record.message == "peer down"] == [True]
+        async with Client(asked.endpoint) as client, asyncio.timeout(2 * FOUND_S):
+            assert Told.of(await client.complete(PROMPT, LONG, seed=5)).all() == want.all()
+            over.set()
+            await asyncio.gather(*hanging)
+            while not (got := await client.complete(PROMPT, LONG, seed=5)).finished.speculative.num_accepted_draft_tokens:
+                pass
+        assert Told.of(got).all() == want.all()
         await nothing_in([*made.targets, *made.drafts])
 
 

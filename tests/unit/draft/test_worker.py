@@ -12,7 +12,7 @@ import pytest
 
 from draft_service.outbox import MAX_JOINED, MAX_PENDING, Outbox, Told, joined
 from draft_service.worker import MAX_STREAMS, Worker
-from specdec.errors import Overloaded
+from specdec.errors import Overloaded, Unavailable
 from specdec.hashing import prefix_hash
 from specdec.terms import Commit, DraftDistribution, DraftEvent, DraftLoad, Open, Proposal, Refused, Sent
 from tests.unit.draft.rig import Rig, other
@@ -140,6 +140,22 @@ async def test_a_stream_that_ends_during_a_pass_frees_its_sessions(loop: Loop) -
             break
         await asyncio.sleep(0.01)
     assert rig.engine.kv.slots == {}
+
+
+async def test_an_engine_that_hangs_ends_every_stream_and_lets_none_begin_until_its_step_is_over() -> None:
+    rig, hung = Rig(), [False]
+    worker = Worker(rig.drafter, rig.stepper, Thread(), Silent(), hangs=lambda: hung[0])
+    _, outbox = worker.attach()
+    worker.beat()
+    assert await outbox.wait() and not outbox.ended
+    hung[0] = True
+    worker.beat()
+    with pytest.raises(Unavailable, match="hangs in a step"):
+        await outbox.wait()
+    with pytest.raises(Unavailable, match="hangs in a step"):
+        worker.attach()
+    hung[0] = False
+    worker.attach()
 
 
 async def test_streams_are_bounded() -> None:
