@@ -8,7 +8,7 @@ from orchestrator.control.adaptive import LOOKED_PRIOR, AdaptivePace
 from orchestrator.control.desk import Desk
 from orchestrator.control.machine import AT_REST_MS, CHOOSE_EVERY_MS, EACH_MS, Machine
 from orchestrator.control.regime import MEMORY_ROUNDS, OUTLIER, Answer, CalmMean, Mean, Regime, Way
-from orchestrator.control.step_time import ROUGH, StepTime
+from orchestrator.control.step_time import StepTime
 from orchestrator.control.survival import LAST_STEP, LEAST, MOST_SHIFT, OWN_MEMORY, POSITIONS, SessionSurvival, Survival
 from orchestrator.events import Admitted
 from specdec import terms
@@ -118,8 +118,8 @@ def test_a_curve_that_is_asked_for_all_the_time_follows_a_machine_that_becomes_s
     for step, took_ms in enumerate([10.0] * 60 + [14.0] * 90):
         for times in (asked, quiet):
             times.learn(4, took_ms)
-        assert asked.at(4) == pytest.approx(10.0 if step < 60 else asked._mean[4], rel=2 * ROUGH)
-    assert asked.at(4) == pytest.approx(quiet.at(4), rel=2 * ROUGH) == pytest.approx(14.0, rel=0.1)
+        assert asked.at(4) == pytest.approx(10.0 if step < 60 else asked._mean[4], rel=0.02)
+    assert asked.at(4) == pytest.approx(quiet.at(4), rel=0.02) == pytest.approx(14.0, rel=0.1)
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
