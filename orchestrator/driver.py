@@ -369,6 +369,7 @@ class Driver:
         self.observer.ejected(pool, trouble.label)
         if pool == self._targets.name:
             return
+        self._drafts.ejected(name)
         self._speculation.look()
         if self._drafts.eligible():
             for session_id, live in list(self._live.items()):

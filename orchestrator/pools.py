@@ -134,6 +134,10 @@ class Pool:
         if not others or others.difference(self._lateness.known()) or others.intersection(self._lateness.far_better(name)):
             self.ejection.bad(name, Trouble.STALL)
 
+    def ejected(self, name: str) -> None:
+        """It was shut out. What led to that is of the past once its pause is over: a probe is to show what it is worth then."""
+        self._lateness.forget(name)
+
     def fell(self, name: str) -> None:
         """Its connection ended. One that drained had said so."""
         if name not in self.draining:

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from orchestrator import ejection as ejection_module
 from orchestrator import events as ev
-from orchestrator.breaker import Trouble
+from orchestrator.breaker import FIRST_PAUSE_S, PROBES, State, Trouble
 from orchestrator.ejection import Ejection
 from orchestrator.lateness import FEW_ROUNDS
 from orchestrator.pools import Pool
@@ -141,3 +142,68 @@ async def test_a_wait_in_vain_is_told_of_a_draft_that_owes_something(monkeypatch
         pools.driver._carry_out("s", live, [ev.Count(what)])
     assert told == (["d0:1"] if owes else [])
     handle.cancel()
+
+
+# --- after it was shut out --------------------------------------------------------------------------------------------
+
+
+def hang(drafts: Pool, name: str) -> None:
+    for _ in range(200):
+        if drafts.ejection.closed(name):
+            drafts.round(name, True)
+    assert not drafts.ejection.closed(name)
+
+
+@pytest.mark.parametrize("twin", [False, True])
+async def test_a_draft_that_was_shut_out_is_judged_by_its_probe_alone(monkeypatch: pytest.MonkeyPatch, twin: bool) -> None:
+    """A draft's first rounds are late however good it is. The twin holds them to what it was worth before."""
+    now = [0.0]
+    monkeypatch.setattr(ejection_module, "_now", lambda: now[0])
+    if twin:
+        monkeypatch.setattr(Pool, "ejected", lambda self, name: None)
+    drafts = Pools(monkeypatch, drafts=2).driver.pools.drafts
+    rounds(drafts, "d1:1", late=False)
+    hang(drafts, "d0:1")
+    now[0] += FIRST_PAUSE_S
+    drafts.ejection.took("d0:1")
+    for _ in range(PROBES):
+        drafts.round("d0:1", True)
+        drafts.ejection.good("d0:1")
+    assert drafts.ejection.closed("d0:1") is not twin
+
+
+async def test_a_probe_that_finds_the_same_shuts_it_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(ejection_module, "_now", lambda: now[0])
+    drafts = Pools(monkeypatch, drafts=2).driver.pools.drafts
+    rounds(drafts, "d1:1", late=False)
+    hang(drafts, "d0:1")
+    now[0] += FIRST_PAUSE_S
+    drafts.ejection.took("d0:1")
+    rounds(drafts, "d0:1", late=True)
+    assert drafts.ejection.state("d0:1") is State.OPEN
+    now[0] += FIRST_PAUSE_S
+    assert not drafts.ejection.allows("d0:1"), "for longer than the first time"
+
+
+@pytest.mark.parametrize("twin", [False, True])
+async def test_a_draft_that_hung_and_works_again_serves_again(monkeypatch: pytest.MonkeyPatch, twin: bool) -> None:
+    """Nobody waits for drafts here, so rounds go without their blocks now and then, of good ones too."""
+    now = [0.0]
+    monkeypatch.setattr(ejection_module, "_now", lambda: now[0])
+    if twin:
+        monkeypatch.setattr(Pool, "ejected", lambda self, name: None)
+    pools = Pools(monkeypatch, drafts=2, max_grace_ms=0)
+    ejection, draft = pools.driver.pools.drafts.ejection, pools.drafts[0]
+
+    async def serve(wave: str, sessions: int) -> None:
+        await asyncio.gather(*(fetch(pools.start(f"{wave}.{i}", count=200)) for i in range(sessions)))
+
+    draft.silent = True
+    await serve("hung", 12)
+    assert not ejection.closed("d0:1")
+    draft.silent = False
+    for probe in range(3):
+        now[0] += 2.0 ** (probe + 1)
+        await serve(f"probe {probe}", 3)
+    assert ejection.closed("d0:1") is not twin
