@@ -45,8 +45,8 @@ def die_with_parent(signal_number: int) -> None:
 
 def rarely_collect() -> None:
     """For a process that makes small objects all the time and few cycles: what was loaded is never looked at again, and young objects only
-    by the hundred thousand. Python's default, every 700 of them and often all there are, costs a sixth of an orchestrator's time and pauses of
-    50 ms among a thousand sessions. Call it when everything is loaded."""
+    by the hundred thousand. Python's default, every 700 of them and often all there are, costs a sixth of an orchestrator's time and pauses
+    of 50 ms among a thousand sessions. Call it when everything is loaded."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_EVERY)
