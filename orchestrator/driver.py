@@ -103,6 +103,7 @@ class Driver:
             raise AlreadyExists(f"request_id: a live request is named {request_id!r} already; choose another or leave it unset")
         runs = self._door.ask(answers, deadline_ms, len(self._targets.connected))
         self._speculation.look()
+        self._desk.keep(self._targets.peers)
         wake = Wake()
         for answer in answers:
             pace, trace = self._desk.pace(answer, len(self._live) + 1), self.observer.session(answer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from orchestrator.control.adaptive import AdaptivePace, WatchedPace
 from orchestrator.control.machine import Machine
 from orchestrator.control.survival import Survival
@@ -25,6 +27,11 @@ class Desk:
 
     def machine(self, target: str) -> Machine:
         return self._machines.setdefault(target, Machine())
+
+    def keep(self, targets: Collection[str]) -> None:
+        """There are these. What is known of one that is gone goes with its last session: addresses come and go."""
+        if len(self._machines) > len(targets):
+            self._machines = {name: machine for name, machine in self._machines.items() if name in targets or machine.seats}
 
     def pace(self, request: Admitted, live: int) -> Pace:
         """Of a session that is let in. `live` = sessions there are, this one included."""

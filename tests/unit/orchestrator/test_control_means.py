@@ -12,6 +12,7 @@ from orchestrator.control.step_time import StepTime
 from orchestrator.control.survival import LAST_STEP, LEAST, MOST_SHIFT, OWN_MEMORY, POSITIONS, SessionSurvival, Survival
 from orchestrator.events import Admitted
 from specdec import terms
+from tests.unit.orchestrator.scripted_pools import Pools, answer_of, fetch, prompt_of
 
 
 def learned(mean: Mean, *values: float, memory: float = 100.0) -> float:
@@ -167,6 +168,23 @@ def test_a_look_is_rarer_the_more_sessions_other_targets_have() -> None:
     for name in "abc":
         desk.heard(name, 4, 10_000, (terms.Answer("s", 1, 1, result),))
     assert [machine.elsewhere for machine in machines] == [420, 403, 23]
+
+
+@pytest.mark.parametrize("twin", [False, True])
+async def test_targets_that_are_gone_are_forgotten_with_their_last_session(monkeypatch: pytest.MonkeyPatch, twin: bool) -> None:
+    """Each of them would cost every step of the others something, and count as one that shares the load."""
+    if twin:
+        monkeypatch.setattr(Desk, "keep", lambda self, targets: None)
+    pools = Pools(monkeypatch, targets=2)
+    desk, there, gone = pools.driver._desk, {"t0:1", "t1:1"}, {f"10.0.0.{number}:1" for number in range(20)}
+    machines = {name: desk.machine(name) for name in there | gone}
+    seated(machines["10.0.0.7:1"], 1)
+    assert await fetch(pools.start("s")) == answer_of(prompt_of("s"), 20)
+    assert set(desk._machines) == there | (gone if twin else {"10.0.0.7:1"})
+    machines["10.0.0.7:1"].seats.clear()
+    assert await fetch(pools.start("another")) == answer_of(prompt_of("another"), 20)
+    assert set(desk._machines) == there | (gone if twin else set())
+    assert all(desk.machine(name) is machines[name] for name in there), "what is known of those that are there stays"
 
 
 @pytest.mark.parametrize(
