@@ -63,6 +63,20 @@ def test_a_proposal_may_lag_behind_the_commit() -> None:
     assert tree.block(9).tokens == (4,)
 
 
+def test_a_proposal_may_begin_anywhere_in_what_was_committed_lately() -> None:
+    """Inside one commit too, and with the hashes that the whole text has."""
+    text = list(range(100, 100 + 3 * HISTORY))
+    tree = Lookahead(text[:5])
+    for end in range(12, 2 * HISTORY, 7):
+        tree.commit(tuple(text[end - 7 : end]))
+        assert (tree.length, tree.hash) == (end, prefix_hash(text[:end]))
+        for behind in range(min(end, HISTORY) + 1):
+            assert tree.hash_at(end - behind) == prefix_hash(text[: end - behind])
+        assert tree.hash_at(end - HISTORY - 1) is None
+        behind = end % 7
+        assert tree.add(proposal(text[: end - behind], (*text[end - behind : end], 7))) == 1 and tree.block(9).tokens == (7,)
+
+
 def test_history_and_size_are_bounded() -> None:
     tree = Lookahead(list(range(1000)))
     assert tree.add(proposal(list(range(1000 - HISTORY - 1)), tuple(range(1000 - HISTORY - 1, 1001)))) == 0

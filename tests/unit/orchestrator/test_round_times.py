@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.events import Observe
+from orchestrator.control import Desk
+from orchestrator.events import Observe, StartTimer, StopTimer, Timer, TimerFired
 from orchestrator.observe import Observer
 from orchestrator.peers import Heard
 from orchestrator.tracing import UNTRACED
@@ -119,4 +120,52 @@ async def test_what_a_target_says_again_was_not_asked_for_again(monkeypatch: pyt
     pools.driver._to_target(live, "t0:1", step, False)
     pools.driver._to_target(live, "t0:1", step, False)
     assert len(told["waited"]) == 2, "from the answer said again to the first Step behind it"
+    handle.cancel()
+
+
+async def test_a_step_is_told_with_the_rounds_it_ended_here(monkeypatch: pytest.MonkeyPatch, told: dict[str, list[Any]]) -> None:
+    """Also of the rows of others; one message of a target is one step, however many of its answers are ours."""
+    steps: list[tuple[int, int, int]] = []
+    desk: list[tuple[str, int, int, int]] = []
+    monkeypatch.setattr(Observer, "stepped", lambda self, *what: steps.append(what))
+    monkeypatch.setattr(Desk, "heard", lambda self, name, rows, engine_us, items: desk.append((name, rows, engine_us, len(items))))
+    pools = Pools(monkeypatch, drafts=0)
+    (target,) = pools.targets
+    target.silent = True
+    handles = [pools.start(name) for name in ("a", "b", "c")]
+    await settle()
+    first, second, third = target.kept
+    full = terms.Answer("c", third.epoch, third.round, terms.NoRoom(1))
+    foreign = terms.Answer("nobody", 1, 1, RESULT)
+    whole: Any = target
+    pools.driver.heard(whole, Heard((first, second, full, foreign), rows=9, engine_us=5_000))
+    pools.driver.heard(whole, Heard((), rows=0, engine_us=0))
+    assert steps == [(9, 5_000, 2)] and desk == [("t0:1", 9, 5_000, 4), ("t0:1", 0, 0, 0)]
+    for handle in handles:
+        handle.cancel()
+
+
+async def test_every_round_of_a_session_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Observe] = []
+    monkeypatch.setattr(Observer, "later_round", lambda self, told, trace: seen.append(told))
+    assert len(await fetch(Pools(monkeypatch).start("s", count=50))) == 50
+    assert sum(one.num_decided for one in seen) == 50
+    assert any(one.num_verified for one in seen) and len(seen) < 50, "the draft was of use"
+
+
+async def test_a_timer_that_is_stopped_rings_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[Any] = []
+    pools = Pools(monkeypatch, drafts=0)
+    pools.targets[0].silent = True
+    handle = pools.start("s")
+    await settle()
+    monkeypatch.setattr(pools.driver, "feed", lambda session, event: fed.append((session, event)))
+    live = pools.driver._live["s"]
+    pools.driver._carry_out("s", live, [StartTimer(Timer.GRACE, 1.0), StartTimer(Timer.STEP, 2.0), StopTimer(Timer.GRACE)])
+    async with asyncio.timeout(20):
+        while not fed:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.005)
+    assert fed == [("s", TimerFired(Timer.STEP))]
+    monkeypatch.undo()
     handle.cancel()
