@@ -102,11 +102,11 @@ def test_what_a_session_learns_is_known_to_the_next_one_and_to_itself_before_the
     common = Survival(0.5)
     session = SessionSurvival(common)
     for _ in range(100):
-        session.learn((0.5, 0.5), 2, 2)
-    assert session.expected(2) == pytest.approx(session.gains((0.5, 0.5)), abs=0.05) and session.expected(2)[1] > 0.9
+        session.learn((0.95, 0.95), 2, 2)
+    assert session.expected(2) == pytest.approx(session.gains((0.95, 0.95)), abs=0.05) and session.expected(2)[1] > 0.9
     follower, stranger = SessionSurvival(common), SessionSurvival(Survival(0.5))
-    assert follower.gains((0.5,))[0] > 0.9 and follower.expected(1)[0] > 0.9
-    assert stranger.gains((0.5,)) == stranger.expected(1) == [0.5]
+    assert follower.gains((0.95,))[0] > 0.9 and follower.expected(1)[0] > 0.9
+    assert stranger.gains((0.95,)) == stranger.expected(1) == [0.5]
 
 
 def test_what_is_usual_of_a_session_follows_it() -> None:
